@@ -1,0 +1,44 @@
+"""Everything that touches Redis: keys, scripts, the queue's verbs, job records, results, the embedded server."""
+
+from broker.aio import AsyncBroker
+from broker.errors import (
+    BadMessage,
+    BrokerError,
+    BrokerUnavailable,
+    EmbeddedServerError,
+    IdempotencyConflict,
+    QueueFull,
+    UnsupportedServer,
+)
+from broker.jobs import JobFailure, JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo, queue_name
+from broker.leases import FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.sync import Broker
+
+__all__ = [
+    "AsyncBroker",
+    "BadMessage",
+    "Broker",
+    "BrokerError",
+    "BrokerUnavailable",
+    "EmbeddedServerError",
+    "FollowUp",
+    "IdempotencyConflict",
+    "JobFailure",
+    "JobState",
+    "JobStatus",
+    "Lease",
+    "Leased",
+    "ModelInfo",
+    "NewJob",
+    "Priority",
+    "QueueDepth",
+    "QueueFull",
+    "Reclaimed",
+    "SettleAnswer",
+    "Settlement",
+    "Start",
+    "StartAnswer",
+    "UnsupportedServer",
+    "WorkerInfo",
+    "queue_name",
+]

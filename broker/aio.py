@@ -1,0 +1,131 @@
+"""The queue's verbs for the API: submit, read and wait, on one event loop.
+
+Submits that arrive together share one round trip, and each returns only after the server accepted its job. All waiters
+of a process share one pub/sub connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import orjson
+import redis
+import redis.asyncio
+
+from broker.connect import check_server_info, connect_async
+from broker.faults import translated
+from broker.jobs import JobState, ModelInfo, NewJob, QueueDepth, WorkerInfo
+from broker.keys import PRIORITY_STEPS, Keys
+from broker.results import job_state
+from broker.submitting import Submitter
+from broker.waiting import ResultListener
+
+
+class AsyncBroker:
+    """One API process' way to the queues. Made by `open`; needs no server until it is used."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int) -> None:
+        self.keys = keys
+        self._client = client
+        self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
+        self._listener = ResultListener(client, keys)
+
+    @classmethod
+    async def open(
+        cls, url: str, *, key_prefix: str = "", max_queue_depth: int = 100_000, read_timeout_s: float = 10.0
+    ) -> Self:
+        """`max_queue_depth` 0 means no limit."""
+        return cls(connect_async(url, read_timeout_s), Keys(key_prefix), max_queue_depth=max_queue_depth)
+
+    async def submit(self, job: NewJob) -> str:
+        """Return the id under which the job is queued, after the server accepted it.
+
+        That is the job's own id, or the first job's when its idempotency key was used before with the same payload.
+        Raises `QueueFull`, `IdempotencyConflict`, or `BrokerUnavailable` (then the job may be queued all the same, if
+        only the answer was lost).
+        """
+        return await self._submitter.submit(job)
+
+    async def submit_and_wait(self, job: NewJob, timeout_s: float) -> JobState:
+        """Submit, then wait for the result; the job's state at the timeout when there is none yet."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        async with self._listener.waiter(job.id) as waiter:
+            job_id = await self.submit(job)
+            if job_id == job.id:
+                await waiter.wait(timeout_s)
+        state = await self.wait(job_id, deadline - asyncio.get_running_loop().time())
+        assert state is not None, "a job's record outlives any wait"
+        return state
+
+    async def fetch(self, job_id: str) -> JobState | None:
+        """The job's state now; None for an id that is unknown or whose result has passed its TTL."""
+        keys = self.keys
+        record, started, meta = await self._read(
+            lambda: self._client.mget(keys.record(job_id), keys.started(job_id), keys.result(job_id))
+        )
+        return job_state(job_id, record, started, meta)
+
+    async def wait(self, job_id: str, timeout_s: float) -> JobState | None:
+        """The job's state as soon as it has ended, or its state at the timeout; None for an unknown id."""
+        state = await self.fetch(job_id)
+        if state is None or state.ended or timeout_s <= 0:
+            return state
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        async with self._listener.waiter(job_id) as waiter:
+            # It may have ended before we listened.
+            state = await self.fetch(job_id)
+            while state is not None and not state.ended and await waiter.wait(deadline - loop.time()):
+                state = await self.fetch(job_id)
+        return state
+
+    @property
+    def waiters(self) -> int:
+        """How many waits are open in this process."""
+        return len(self._listener)
+
+    async def queue_depths(self, queues: Sequence[str]) -> list[QueueDepth]:
+        """Messages not yet leased, per queue and priority step; given-back ones count with their priority."""
+        keys = [self.keys.queue(queue) for queue in queues]
+        with translated():
+            async with self._client.pipeline(transaction=False) as pipe:
+                for queue in keys:
+                    for waiting, returned in zip(queue.waiting, queue.returned, strict=True):
+                        pipe.llen(waiting)
+                        pipe.llen(returned)
+                lengths: list[int] = await pipe.execute()
+        pairs = iter(zip(lengths[::2], lengths[1::2], strict=True))
+        return [QueueDepth(queue, step, sum(next(pairs))) for queue in queues for step in PRIORITY_STEPS]
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that live now, as they announced themselves."""
+        sessions = await self._read(lambda: self._client.zrange(self.keys.workers, 0, -1))
+        if not sessions:
+            return []
+        announcements = await self._read(
+            lambda: self._client.mget([self.keys.worker(session.decode()) for session in sessions])
+        )
+        return [_worker_info(orjson.loads(text)) for text in announcements if text is not None]
+
+    async def ping(self) -> None:
+        """Raises `BrokerUnavailable` when the server does not serve, `UnsupportedServer` when it is too old."""
+        check_server_info(await self._read(lambda: self._client.info("server")))
+
+    async def close(self) -> None:
+        await self._listener.close()
+        await self._client.aclose()
+
+    async def _read(self, command: Callable[[], Any]) -> Any:
+        """Run a command that changes nothing; once more on a new connection when the pooled one was dead."""
+        with translated():
+            try:
+                return await command()
+            except redis.ConnectionError:
+                return await command()
+
+
+def _worker_info(announced: dict[str, Any]) -> WorkerInfo:
+    models = tuple(ModelInfo(**model) for model in announced.pop("models"))
+    return WorkerInfo(models=models, **announced)

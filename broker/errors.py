@@ -1,0 +1,58 @@
+"""What can go wrong between us and the server that keeps the jobs.
+
+BrokerError
+├── BrokerUnavailable    no answer, refused, loading, read-only, out of memory: try again later
+├── QueueFull            admission refused the job: nothing was stored
+├── IdempotencyConflict  the same key came before with another payload
+├── UnsupportedServer    the server is too old for the scripts
+├── EmbeddedServerError  the embedded server did not start
+└── BadMessage           a queued message that no job can be made of
+"""
+
+
+class BrokerError(Exception):
+    """Base of everything this room raises on purpose."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The server cannot take or give jobs now; nothing is known to be lost."""
+
+    def __init__(self, cause: str, *, retry_after_s: float = 2.0) -> None:
+        super().__init__(f"the broker does not answer as it should: {cause}")
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(BrokerError):
+    """The queue holds `limit` jobs or more; the job was not stored."""
+
+    def __init__(self, queue: str, depth: int, limit: int, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(f"queue {queue} holds {depth} jobs, its limit is {limit}: try again later")
+        self.queue = queue
+        self.depth = depth
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class IdempotencyConflict(BrokerError):
+    """An idempotency key was used before with another payload."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(f"idempotency key {key!r} belongs to job {job_id}, which had another payload")
+        self.job_id = job_id
+
+
+class UnsupportedServer(BrokerError):
+    """The server lacks what the scripts need."""
+
+
+class EmbeddedServerError(BrokerError):
+    """The embedded server did not come up."""
+
+
+class BadMessage(BrokerError):
+    """A queued message that cannot become a job; `job_id` is set where it could be read."""
+
+    def __init__(self, reason: str, *, job_id: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.job_id = job_id

@@ -1,0 +1,34 @@
+"""Which of the client library's errors mean that the server cannot serve now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from broker.errors import BrokerUnavailable
+
+#: First words of error answers that end by themselves: a server that loads, fails over, is full or is read-only.
+PASSING = ("OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN", "TRYAGAIN")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise `BrokerUnavailable` for every fault that is the server's and passes; let the others through as they are."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise BrokerUnavailable(str(error) or type(error).__name__) from error
+    except redis.ResponseError as error:
+        if is_passing(error):
+            raise BrokerUnavailable(str(error)) from error
+        raise
+
+
+def is_passing(error: redis.ResponseError) -> bool:
+    """True for an error answer that the same command may not get a little later."""
+    # redis-py takes the first word off where it has a class for it, and a script's error carries it further inside.
+    if isinstance(error, (redis.ReadOnlyError, redis.OutOfMemoryError)):
+        return True
+    return any(word in str(error) for word in PASSING)

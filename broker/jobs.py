@@ -1,0 +1,118 @@
+"""A job as the broker keeps it and as readers see it.
+
+`NewJob` goes in, `JobState` comes out. Times are Unix seconds. JSON travels as bytes and is parsed only by who needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+def queue_name(model: str) -> str:
+    """The Celery queue that a model's jobs are sent to."""
+    return f"infer.{model}"
+
+
+class Priority(IntEnum):
+    """Named priorities, as the step of Celery's priority list that carries them (0 is served first)."""
+
+    HIGH = 0
+    NORMAL = 3
+    LOW = 9
+
+    @classmethod
+    def of_list(cls, step: int) -> Priority:
+        """The name for any of the four lists; a plain Celery producer may use steps that have none of their own."""
+        if step <= cls.HIGH:
+            return cls.HIGH
+        return cls.NORMAL if step < cls.LOW else cls.LOW
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to submit. `payload` is the JSON object of the task's keyword arguments (`input` or `inputs`)."""
+
+    id: str
+    model: str
+    queue: str
+    payload: bytes
+    priority: Priority
+    created_at: float
+    expires_at: float | None = None
+    metadata: bytes = b"{}"
+    many: bool = False
+    request_id: str | None = None
+    #: Owner and key; the same pair within its TTL stands for the same job.
+    idempotency_key: tuple[str, str] | None = None
+    #: Hash of the payload that the idempotency key stands for; holds no colon.
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job at one moment. `result`, `metadata` and `timings` are JSON texts."""
+
+    id: str
+    model: str
+    version: str | None
+    status: JobStatus
+    priority: Priority
+    created_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    attempt: int
+    many: bool
+    result: bytes | None
+    error: JobFailure | None
+    metadata: bytes
+    timings: bytes | None
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in (JobStatus.QUEUED, JobStatus.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    queue: str
+    priority: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model in one worker; `state` is loading, ready or failed (then `error` says why)."""
+
+    name: str
+    version: str
+    task: str | None
+    precision: str
+    state: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A live worker as it announced itself."""
+
+    session: str
+    hostname: str
+    device: str
+    pid: int
+    models: tuple[ModelInfo, ...]

@@ -1,0 +1,94 @@
+"""Every key that Sheaf touches on the server, in one place.
+
+The queue lists and result keys are Celery's own; all the others begin with `sheaf:`. `prefix` is kombu's
+`global_keyprefix` and stands before both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What kombu's Redis transport puts between a queue's name and its priority step.
+PRIORITY_SEPARATOR = "\x06\x16"
+#: kombu's default priority steps, served in this order. A list without a suffix is step 0.
+PRIORITY_STEPS = (0, 3, 6, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one queue. Tuples run over `PRIORITY_STEPS`."""
+
+    name: str
+    #: list: messages as Celery producers push them (left in, right out).
+    waiting: tuple[str, ...]
+    #: list: `attempt:message`, given back by `release`, `reclaim` or `due`; served before `waiting`.
+    returned: tuple[str, ...]
+    #: sorted set: lease holder (a worker's session) -> expiry, server milliseconds.
+    holders: str
+    #: string: counter that gives each lease its tag.
+    lease_sequence: str
+    #: sorted set: lease tag -> due time, server milliseconds.
+    delayed: str
+    #: hash: lease tag -> `level:attempt:message` of a delayed message.
+    delayed_messages: str
+    #: list: dead letters, JSON objects.
+    dead: str
+    #: prefix of the hashes of held messages; a session completes it.
+    held_prefix: str
+
+    def held(self, session: str) -> str:
+        """hash: lease tag -> `level:attempt:message`, what one worker holds."""
+        return self.held_prefix + session
+
+
+class Keys:
+    """Builds key names under one `global_keyprefix`."""
+
+    __slots__ = ("_own", "_results", "prefix")
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self._own = prefix + "sheaf:"
+        self._results = prefix + "celery-task-meta-"
+
+    def queue(self, name: str) -> QueueKeys:
+        own = self._own
+        return QueueKeys(
+            name=name,
+            waiting=tuple(
+                f"{self.prefix}{name}{PRIORITY_SEPARATOR}{step}" if step else self.prefix + name
+                for step in PRIORITY_STEPS
+            ),
+            returned=tuple(f"{own}returned:{name}:{step}" for step in PRIORITY_STEPS),
+            holders=f"{own}holders:{name}",
+            lease_sequence=f"{own}lease-sequence:{name}",
+            delayed=f"{own}delayed:{name}",
+            delayed_messages=f"{own}delayed-messages:{name}",
+            dead=f"{own}dead:{name}",
+            held_prefix=f"{own}held:{name}:",
+        )
+
+    def result(self, job_id: str) -> str:
+        """string with TTL, and the channel of the same name: Celery's result."""
+        return self._results + job_id
+
+    def record(self, job_id: str) -> str:
+        """string with TTL: what the API knew at submit, JSON."""
+        return f"{self._own}job:{job_id}"
+
+    def started(self, job_id: str) -> str:
+        """string with TTL: `attempt:unix seconds` of the last start."""
+        return f"{self._own}started:{job_id}"
+
+    def idempotency(self, owner: str, key: str) -> str:
+        """string with TTL: `fingerprint:job id` of the first submit with this key."""
+        return f"{self._own}idempotency:{owner}:{key}"
+
+    @property
+    def workers(self) -> str:
+        """sorted set: worker session -> time of its last announcement."""
+        return self._own + "workers"
+
+    def worker(self, session: str) -> str:
+        """string with TTL: a worker's announcement, JSON."""
+        return f"{self._own}worker:{session}"

@@ -1,0 +1,75 @@
+"""What passes between a worker and the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One message that this worker holds. `tag` names the lease, not the job: the same job may be queued twice."""
+
+    tag: bytes
+    attempt: int
+    #: The priority step of the list that the message came from (0, 3, 6, 9).
+    step: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The answer to a lease: what is held now, and how many messages still wait in the queue."""
+
+    leases: list[Lease]
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What a reclaim moved: `returned` to the queue; `exhausted` to the caller, who must settle them as failed."""
+
+    returned: int
+    exhausted: list[Lease]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job about to run."""
+
+    tag: bytes
+    job_id: str
+    #: Note the start for pollers: the job has a record.
+    recorded: bool
+    attempt: int
+
+
+class StartAnswer(IntEnum):
+    LOST = 0
+    RUN = 1
+    ENDED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A message that is queued together with a result, or not at all."""
+
+    list_key: str
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of one job. `result` None stores nothing (Celery's `ignore_result`)."""
+
+    tag: bytes
+    job_id: str
+    result: bytes | None
+    recorded: bool
+    follow_ups: tuple[FollowUp, ...] = ()
+
+
+class SettleAnswer(IntEnum):
+    LOST = 0
+    SETTLED = 1
+    ENDED_BEFORE = 2

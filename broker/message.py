@@ -1,0 +1,156 @@
+"""Celery's message format (protocol 2) on a Redis list, written and read without Celery.
+
+Source: Celery's "Message Protocol" page, version 2; the envelope is kombu's virtual transport's.
+"""
+
+from __future__ import annotations
+
+import binascii
+import socket
+import uuid
+from base64 import b64encode
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from broker.errors import BadMessage
+from broker.jobs import NewJob
+
+#: The task that every model queue carries.
+TASK_NAME = "sheaf.infer"
+
+_EMBED = b',{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
+_ORIGIN = f"sheaf@{socket.gethostname()}"
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A queued message, taken apart. `args` and `kwargs` are what the producer passed to the task."""
+
+    id: str
+    task: str
+    args: list[object]
+    kwargs: dict[str, object]
+    embed: dict[str, object]
+    headers: dict[str, object]
+    #: Unix seconds; None when the producer's message does not say (plain Celery producers' do not).
+    enqueued_at: float | None
+    #: Unix seconds; None without.
+    expires_at: float | None
+    #: Unix seconds of a delayed message's time; None without.
+    eta: float | None
+    #: Celery's `ignore_result`.
+    ignore_result: bool
+    #: True for jobs submitted through `submit`: they have a record.
+    recorded: bool
+    request_id: str | None
+
+
+def encode(job: NewJob) -> bytes:
+    """The message of a new job, as `app.send_task` would have put it on the list, with our own header `sheaf`."""
+    expires = None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat()
+    return orjson.dumps(
+        {
+            "body": b64encode(b"[[]," + job.payload + _EMBED).decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": {
+                "lang": "py",
+                "task": TASK_NAME,
+                "id": job.id,
+                "shadow": None,
+                "eta": None,
+                "expires": expires,
+                "group": None,
+                "group_index": None,
+                "retries": 0,
+                "timelimit": [None, None],
+                "root_id": job.id,
+                "parent_id": None,
+                # The rows themselves stay out of events and of Flower.
+                "argsrepr": "()",
+                "kwargsrepr": "{...}",
+                "origin": _ORIGIN,
+                "ignore_result": False,
+                "sheaf": {"enqueued_at": job.created_at, "request_id": job.request_id},
+            },
+            "properties": {
+                "correlation_id": job.id,
+                "reply_to": "",
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": job.queue},
+                "priority": int(job.priority),
+                "body_encoding": "base64",
+                "delivery_tag": str(uuid.uuid4()),
+            },
+        }
+    )
+
+
+def decode(raw: bytes) -> Message:
+    """Take a queued message apart. Raises `BadMessage` with a reason, and with the job's id where one can be read."""
+    try:
+        envelope = orjson.loads(raw)
+        headers = envelope["headers"]
+        properties = envelope["properties"]
+        job_id = headers["id"]
+        task = headers["task"]
+    except orjson.JSONDecodeError as error:
+        raise BadMessage(f"the message is not JSON: {error}") from None
+    except (KeyError, TypeError):
+        raise BadMessage("the message is not of Celery's protocol 2: it lacks headers `id` and `task`") from None
+    if not isinstance(job_id, str) or not job_id:
+        raise BadMessage("the header `id` is not a string")
+    args, kwargs, embed = _body(envelope, properties, job_id)
+    own = headers.get("sheaf")
+    try:
+        return Message(
+            id=job_id,
+            task=task,
+            args=args,
+            kwargs=kwargs,
+            embed=embed,
+            headers=headers,
+            enqueued_at=own["enqueued_at"] if own else None,
+            expires_at=_timestamp(headers.get("expires")),
+            eta=_timestamp(headers.get("eta")),
+            ignore_result=bool(headers.get("ignore_result")),
+            recorded=own is not None,
+            request_id=own["request_id"] if own else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
+
+
+def _body(
+    envelope: dict[str, object], properties: object, job_id: str
+) -> tuple[list[object], dict[str, object], dict[str, object]]:
+    content_type = envelope.get("content-type")
+    if content_type != "application/json":
+        raise BadMessage(f"content type {content_type!r} is refused, only application/json is read", job_id=job_id)
+    body = envelope.get("body")
+    if not isinstance(body, str) or not isinstance(properties, dict):
+        raise BadMessage("the message has no body or no properties", job_id=job_id)
+    try:
+        text = binascii.a2b_base64(body, strict_mode=True) if properties.get("body_encoding") == "base64" else body
+        args, kwargs, embed = orjson.loads(text)
+    except binascii.Error as error:
+        raise BadMessage(f"the body is not base64: {error}", job_id=job_id) from None
+    except orjson.JSONDecodeError as error:
+        raise BadMessage(f"the body is not JSON: {error}", job_id=job_id) from None
+    except (TypeError, ValueError):
+        raise BadMessage("the body is not [args, kwargs, embed]", job_id=job_id) from None
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise BadMessage("the body's args are not a list or its kwargs not an object", job_id=job_id)
+    return args, kwargs, embed if isinstance(embed, dict) else {}
+
+
+def _timestamp(value: object) -> float | None:
+    """Celery writes times as ISO 8601 text, without a zone when it means UTC; `expires` may be a number of seconds."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return float(value)
+    moment = datetime.fromisoformat(str(value))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,168 @@
+"""Results as Celery's Redis backend keeps them, with one more field, `sheaf`, that Celery clients do not look at.
+
+Source: `celery.backends.base` (`_get_result_meta`, `prepare_exception`), which reads status, result, traceback, children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from broker.jobs import JobFailure, JobState, JobStatus, Priority
+
+#: Celery's state for each way a job can end.
+_CELERY_STATES = {
+    JobStatus.SUCCEEDED: "SUCCESS",
+    JobStatus.FAILED: "FAILURE",
+    JobStatus.CANCELLED: "REVOKED",
+    JobStatus.EXPIRED: "REVOKED",
+}
+_STATUSES = {"SUCCESS": JobStatus.SUCCEEDED, "FAILURE": JobStatus.FAILED, "REVOKED": JobStatus.CANCELLED}
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception as Celery stores it. `module` lets a caller that has the class re-raise that very class."""
+
+    type: str
+    message: str
+    module: str = "builtins"
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run adds to a result: where, when, how long. Times are Unix seconds."""
+
+    model: str
+    version: str
+    priority: int
+    attempt: int
+    many: bool
+    enqueued_at: float | None
+    started_at: float | None
+    finished_at: float
+    timings: Mapping[str, float | int] | None
+
+
+def encode_success(job_id: str, output: object, facts: RunFacts) -> bytes:
+    """The stored form of a success. `output` may hold numpy arrays. Raises `TypeError` when it is not JSON-able."""
+    return orjson.dumps(_meta(job_id, JobStatus.SUCCEEDED, output, None, facts), option=_OPTIONS)
+
+
+def encode_failure(job_id: str, failure: Failure, facts: RunFacts) -> bytes:
+    """The stored form of a failure."""
+    result = {"exc_type": failure.type, "exc_message": [failure.message], "exc_module": failure.module}
+    return orjson.dumps(_meta(job_id, JobStatus.FAILED, result, failure.traceback, facts))
+
+
+def encode_dropped(job_id: str, status: JobStatus, reason: str, facts: RunFacts) -> bytes:
+    """The stored form of a job that never ran: cancelled or expired."""
+    result = {"exc_type": "TaskRevokedError", "exc_message": [reason], "exc_module": "celery.exceptions"}
+    return orjson.dumps(_meta(job_id, status, result, None, facts))
+
+
+def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None, facts: RunFacts) -> dict[str, object]:
+    return {
+        "status": _CELERY_STATES[status],
+        "result": result,
+        "traceback": traceback,
+        "children": [],
+        "date_done": datetime.fromtimestamp(facts.finished_at, UTC).isoformat(),
+        "task_id": job_id,
+        "sheaf": {
+            "status": status.value,
+            "model": facts.model,
+            "version": facts.version,
+            "priority": facts.priority,
+            "attempt": facts.attempt,
+            "many": facts.many,
+            "enqueued_at": facts.enqueued_at,
+            "started_at": facts.started_at,
+            "finished_at": facts.finished_at,
+            "timings": facts.timings,
+        },
+    }
+
+
+def encode_record(model: str, priority: Priority, created_at: float, many: bool, metadata: bytes) -> bytes:
+    """What `submit` keeps of a job for its readers."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "priority": int(priority),
+            "created_at": created_at,
+            "many": many,
+            "metadata": orjson.Fragment(metadata),
+        }
+    )
+
+
+def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: bytes | None) -> JobState | None:
+    """Put a job's state together from what the server keeps of it; None when it keeps nothing."""
+    if meta is not None:
+        return _ended_state(job_id, record, orjson.loads(meta))
+    if record is None:
+        return None
+    known = orjson.loads(record)
+    attempt, _, moment = (started or b"0:").partition(b":")
+    return JobState(
+        id=job_id,
+        model=known["model"],
+        version=None,
+        status=JobStatus.QUEUED if started is None else JobStatus.RUNNING,
+        priority=Priority(known["priority"]),
+        created_at=known["created_at"],
+        started_at=float(moment) if moment else None,
+        finished_at=None,
+        attempt=int(attempt),
+        many=known["many"],
+        result=None,
+        error=None,
+        metadata=orjson.dumps(known["metadata"]),
+        timings=None,
+    )
+
+
+def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> JobState:
+    known = orjson.loads(record) if record is not None else {}
+    own = meta.get("sheaf")
+    facts: dict[str, object] = own if isinstance(own, dict) else {}
+    status = JobStatus(str(facts["status"])) if "status" in facts else _STATUSES[str(meta["status"])]
+    timings = facts.get("timings")
+    created_at = known.get("created_at", facts.get("enqueued_at"))
+    return JobState(
+        id=job_id,
+        model=str(known.get("model", facts.get("model", ""))),
+        version=_text(facts.get("version")),
+        status=status,
+        priority=Priority.of_list(int(known.get("priority", facts.get("priority", Priority.NORMAL)))),
+        created_at=created_at,
+        started_at=_number(facts.get("started_at")),
+        finished_at=_number(facts.get("finished_at")),
+        attempt=int(_number(facts.get("attempt")) or 0),
+        many=bool(known.get("many", facts.get("many", False))),
+        result=orjson.dumps(meta["result"]) if status is JobStatus.SUCCEEDED else None,
+        error=None if status is JobStatus.SUCCEEDED else _failure(status, meta["result"]),
+        metadata=orjson.dumps(known.get("metadata", {})),
+        timings=None if timings is None else orjson.dumps(timings),
+    )
+
+
+def _failure(status: JobStatus, result: object) -> JobFailure:
+    stored: dict[str, object] = result if isinstance(result, dict) else {}
+    message = stored.get("exc_message")
+    text = " ".join(str(part) for part in message) if isinstance(message, list) else str(message)
+    return JobFailure(str(stored.get("exc_type", status.value)) if status is JobStatus.FAILED else status.value, text)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

@@ -1,0 +1,79 @@
+-- lease: move up to n messages from the queue to what a worker holds. Atomic: a message is in a list or held, never neither.
+--
+-- KEYS 1-4    returned lists, highest priority first      (list of `attempt:message`)
+-- KEYS 5-8    waiting lists, highest priority first       (list of messages)
+-- KEYS 9      holders                                      (sorted set: session -> expiry, ms)
+-- KEYS 10     held                                         (hash: tag -> `level:attempt:message`)
+-- KEYS 11     lease sequence                               (counter)
+-- ARGV 1      session
+-- ARGV 2      n
+-- ARGV 3      lease, ms
+-- ARGV 4      every how many slots one goes to the lowest waiting priority; 0 = never
+-- returns     messages still waiting, then four per lease: tag, attempt, level (1-4), message
+--
+-- A full server (maxmemory) refuses a script whose first write needs memory, and lets a script go on that has written.
+-- RPOP comes first here, and a removal comes first in every script of the drain, so a full queue can always be emptied.
+
+local function waiting(level)
+  return redis.call('LLEN', KEYS[level]) + redis.call('LLEN', KEYS[4 + level])
+end
+
+local n = tonumber(ARGV[2])
+local share = tonumber(ARGV[4])
+local first = tonumber(redis.call('GET', KEYS[11]) or 0)
+local tag = first
+local out = {0}
+local held = {}
+
+local function keep(level, attempt, message)
+  tag = tag + 1
+  local name = string.format('%.0f', tag)
+  held[#held + 1] = name
+  held[#held + 1] = level .. ':' .. attempt .. ':' .. message
+  out[#out + 1] = name
+  out[#out + 1] = attempt
+  out[#out + 1] = level
+  out[#out + 1] = message
+end
+
+local function take(level, count)
+  if count <= 0 then return 0 end
+  local taken = 0
+  for _, entry in ipairs(redis.call('RPOP', KEYS[level], count) or {}) do
+    local colon = string.find(entry, ':', 1, true)
+    keep(level, tonumber(string.sub(entry, 1, colon - 1)), string.sub(entry, colon + 1))
+    taken = taken + 1
+  end
+  if taken < count then
+    for _, message in ipairs(redis.call('RPOP', KEYS[4 + level], count - taken) or {}) do
+      keep(level, 1, message)
+      taken = taken + 1
+    end
+  end
+  return taken
+end
+
+-- The share of the lowest priority is counted over all leases of the queue, so it holds for leases of one message too.
+local reserved = share > 0 and math.floor((first + n) / share) - math.floor(first / share) or 0
+local lowest = 0
+if reserved > 0 then
+  for level = 4, 1, -1 do
+    if waiting(level) > 0 then lowest = level break end
+  end
+  reserved = lowest > 0 and math.min(reserved, waiting(lowest)) or 0
+end
+
+local left = n - reserved
+for level = 1, 4 do left = left - take(level, left) end
+take(lowest, reserved)
+
+local time = redis.call('TIME')
+if #held > 0 then
+  redis.call('INCRBY', KEYS[11], tag - first)
+  for i = 1, #held, 4000 do
+    redis.call('HSET', KEYS[10], unpack(held, i, math.min(i + 3999, #held)))
+  end
+  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[3]), ARGV[1])
+end
+for level = 1, 4 do out[1] = out[1] + waiting(level) end
+return out

@@ -1,0 +1,33 @@
+-- settle: end jobs. Atomic for the whole batch; fenced: a job that this worker no longer holds is left alone.
+-- A result that is there already (a cancelled job) is never overwritten.
+--
+-- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
+-- ARGV 1      result TTL, seconds
+-- ARGV 2..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups,
+--             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
+-- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
+
+local ttl = ARGV[1]
+local answers = {}
+local i = 2
+while i <= #ARGV do
+  local result_key, result, record = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local last = i + 4 + 2 * tonumber(ARGV[i + 4])
+  local answer = redis.call('HDEL', KEYS[1], ARGV[i])
+  if answer == 1 then
+    if result ~= '' then
+      if redis.call('SET', result_key, result, 'EX', ttl, 'NX') then
+        redis.call('PUBLISH', result_key, result)
+      else
+        answer = 2
+      end
+    end
+    if answer == 1 then
+      if record ~= '' then redis.call('EXPIRE', record, ttl) end
+      for f = i + 5, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
+    end
+  end
+  answers[#answers + 1] = answer
+  i = last + 1
+end
+return answers

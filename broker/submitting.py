@@ -1,0 +1,132 @@
+"""Submits that wait together travel together: one script call per queue and flush, each job answered on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import cast
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, ResponseError
+
+from broker.errors import BrokerUnavailable, IdempotencyConflict, QueueFull
+from broker.faults import translated
+from broker.jobs import NewJob
+from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
+from broker.lua import script_text
+from broker.message import encode
+from broker.results import encode_record
+
+#: Most jobs in one script call; it bounds how long the server is held.
+MAX_TOGETHER = 256
+#: Records outlive a long wait in the queue; at settle they get the result's TTL.
+RECORD_TTL_S = 7 * 86400
+#: How long an idempotency key is remembered.
+IDEMPOTENCY_TTL_S = 86400
+
+_Entry = tuple[NewJob, "asyncio.Future[str]"]
+
+
+class Submitter:
+    """Collects jobs while a flush is under way and sends them with the next one."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        max_queue_depth: int,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._max_queue_depth = max_queue_depth
+        self._queues: dict[str, QueueKeys] = {}
+        self._pending: list[_Entry] = []
+        self._flusher: asyncio.Task[None] | None = None
+        self._script = script_text("submit")
+        self._sha = sha1(self._script.encode(), usedforsecurity=False).hexdigest()
+
+    async def submit(self, job: NewJob) -> str:
+        """Return the job's id once the server has accepted it; the first job's id for a repeated idempotency key.
+
+        Raises `QueueFull`, `IdempotencyConflict`, or `BrokerUnavailable`; after the last the job may have been
+        accepted all the same, if only the answer was lost.
+        """
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pending.append((job, future))
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+        return await future
+
+    async def _flush(self) -> None:
+        try:
+            while self._pending:
+                together, self._pending = self._pending[:MAX_TOGETHER], self._pending[MAX_TOGETHER:]
+                by_queue: defaultdict[str, list[_Entry]] = defaultdict(list)
+                for entry in together:
+                    by_queue[entry[0].queue].append(entry)
+                await asyncio.gather(*(self._send(queue, entries) for queue, entries in by_queue.items()))
+        finally:
+            self._flusher = None
+
+    async def _send(self, queue: str, entries: Sequence[_Entry]) -> None:
+        try:
+            with translated():
+                answers = await self._evaluate_once(self._queue_keys(queue), entries)
+        except (BrokerUnavailable, ResponseError) as error:
+            for _, future in entries:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (job, future), answer in zip(entries, answers, strict=True):
+            if not future.done():
+                _resolve(future, job, answer, self._max_queue_depth)
+
+    async def _evaluate_once(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
+        try:
+            return await self._evaluate(keys, entries)
+        except redis.ConnectionError:
+            # The pooled connection may have been dead. If the server did carry it out, the jobs' records stop the
+            # second run from queueing anything twice.
+            return await self._evaluate(keys, entries)
+
+    async def _evaluate(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
+        arguments: list[str | bytes | int] = [*keys.waiting, *keys.returned, keys.delayed]
+        arguments += (self._max_queue_depth, RECORD_TTL_S, IDEMPOTENCY_TTL_S)
+        for job, _ in entries:
+            arguments += (
+                PRIORITY_STEPS.index(job.priority) + 1,
+                self._keys.record(job.id),
+                encode_record(job.model, job.priority, job.created_at, job.many, job.metadata),
+                encode(job),
+                self._keys.idempotency(*job.idempotency_key) if job.idempotency_key else "",
+                f"{job.fingerprint}:{job.id}",
+            )
+        try:
+            answer = await self._client.evalsha(self._sha, 9, *arguments)
+        except NoScriptError:
+            answer = await self._client.eval(self._script, 9, *arguments)
+        return cast("list[int | bytes]", answer)
+
+    def _queue_keys(self, queue: str) -> QueueKeys:
+        keys = self._queues.get(queue)
+        if keys is None:
+            keys = self._queues[queue] = self._keys.queue(queue)
+        return keys
+
+
+def _resolve(future: asyncio.Future[str], job: NewJob, answer: int | bytes, limit: int) -> None:
+    if answer == 0:
+        future.set_result(job.id)
+    elif isinstance(answer, int):
+        future.set_exception(QueueFull(job.queue, answer, limit))
+    else:
+        fingerprint, _, first_id = answer.decode().partition(":")
+        if fingerprint == job.fingerprint:
+            future.set_result(first_id)
+        else:
+            key = job.idempotency_key[1] if job.idempotency_key else ""
+            future.set_exception(IdempotencyConflict(key, first_id))

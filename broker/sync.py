@@ -1,0 +1,190 @@
+"""The queue's verbs for workers: blocking, for threads.
+
+Each verb is one script, so one atomic step on the server. No verb repeats itself after a connection error, since the
+server may have carried it out; `held_tags` tells a worker afterwards what it really holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import orjson
+from redis.commands.core import Script
+
+from broker.connect import check_server_info, connect
+from broker.faults import translated
+from broker.jobs import WorkerInfo
+from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
+from broker.leases import Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.lua import script_text
+
+#: One lease slot in ten goes to the lowest waiting priority, so that it never starves.
+LOW_PRIORITY_EVERY = 10
+#: Most messages one reclaim or due call moves: a script must not hold the server for long.
+MAX_MOVED = 1000
+#: Seconds after which an announcement that was not repeated is forgotten.
+ANNOUNCEMENT_TTL_S = 10
+
+
+class Broker:
+    """One worker's way to its queues. `session` names it as a lease holder and must be new for each process."""
+
+    def __init__(
+        self,
+        url: str,
+        session: str,
+        *,
+        key_prefix: str = "",
+        lease_s: float = 30.0,
+        max_attempts: int = 3,
+        result_ttl_s: int = 86400,
+        read_timeout_s: float = 10.0,
+    ) -> None:
+        self.session = session
+        self.lease_s = lease_s
+        self.max_attempts = max_attempts
+        self.keys = Keys(key_prefix)
+        self._result_ttl_s = result_ttl_s
+        self._client = connect(url, read_timeout_s)
+        self._queues: dict[str, QueueKeys] = {}
+        self._lease = self._script("lease")
+        self._renew = self._script("renew")
+        self._start = self._script("start")
+        self._settle = self._script("settle")
+        self._release = self._script("release")
+        self._reclaim = self._script("reclaim")
+        self._schedule = self._script("schedule")
+        self._due = self._script("due")
+
+    def check_server(self) -> None:
+        """Raises `UnsupportedServer` when the server is too old, `BrokerUnavailable` when it does not answer."""
+        with translated():
+            check_server_info(cast("dict[str, object]", self._client.info("server")))
+
+    def lease(self, queue: str, n: int) -> Leased:
+        """Take up to `n` messages, the highest priority first; they are held until settled, released or expired."""
+        keys = self._keys(queue)
+        with translated():
+            answer = self._lease(
+                keys=[*keys.returned, *keys.waiting, keys.holders, keys.held(self.session), keys.lease_sequence],
+                args=[self.session, n, int(self.lease_s * 1000), LOW_PRIORITY_EVERY],
+            )
+        return Leased(leases=_leases(answer), waiting=answer[0])
+
+    def wait(self, queue: str, step: int, timeout_s: float) -> bool:
+        """Block until the queue's list of this priority step holds a message; takes nothing. False after the timeout."""
+        keys = self._keys(queue)
+        name = keys.waiting[PRIORITY_STEPS.index(step)]
+        with translated():
+            return self._client.blmove(name, name, timeout=timeout_s, src="RIGHT", dest="RIGHT") is not None  # type: ignore[arg-type]  # redis-py types whole seconds only; the server takes fractions
+
+    def renew(self, queues: Sequence[str]) -> list[bool]:
+        """Extend the lease of all that is held in `queues`; False where nothing is held, or it was reclaimed."""
+        with translated():
+            answer = self._renew(
+                keys=[self._keys(queue).holders for queue in queues], args=[self.session, int(self.lease_s * 1000)]
+            )
+        return [bool(renewed) for renewed in answer]
+
+    def start(self, queue: str, jobs: Sequence[Start]) -> list[StartAnswer]:
+        """The last look before a batch runs, and the note of its start for pollers."""
+        note_time = f"{time.time():.6f}"
+        args: list[object] = [self._result_ttl_s]
+        for job in jobs:
+            note_key = self.keys.started(job.job_id) if job.recorded else ""
+            args += (job.tag, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
+        with translated():
+            return [StartAnswer(answer) for answer in self._start(keys=[self._held(queue)], args=args)]
+
+    def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        """End jobs: store and publish each result, queue what follows it, drop its lease; only where still held."""
+        args: list[object] = [self._result_ttl_s]
+        for job in settlements:
+            record_key = self.keys.record(job.job_id) if job.recorded else ""
+            args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key, len(job.follow_ups))
+            for follow_up in job.follow_ups:
+                args += (follow_up.list_key, follow_up.message)
+        with translated():
+            return [SettleAnswer(answer) for answer in self._settle(keys=[self._held(queue)], args=args)]
+
+    def release(self, queue: str, tags: Sequence[bytes]) -> int:
+        """Give unstarted messages back to the front of their lists. `tags` oldest first. Returns how many were held."""
+        if not tags:
+            return 0
+        keys = self._keys(queue)
+        with translated():
+            answer = self._release(keys=[keys.held(self.session), *keys.returned], args=list(reversed(tags)))
+        return int(answer)
+
+    def held_tags(self, queue: str) -> list[bytes]:
+        """Tags of everything this session holds, oldest first; what an answer lost on the way may have left behind."""
+        with translated():
+            tags = cast("list[bytes]", self._client.hkeys(self._held(queue)))
+        return sorted(tags, key=int)
+
+    def reclaim(self, queue: str) -> Reclaimed:
+        """Take back what other workers' expired leases held."""
+        keys = self._keys(queue)
+        with translated():
+            answer = self._reclaim(
+                keys=[keys.holders, *keys.returned, keys.held(self.session)],
+                args=[keys.held_prefix, self.session, int(self.lease_s * 1000), self.max_attempts, MAX_MOVED],
+            )
+        return Reclaimed(returned=answer[0], exhausted=_leases(answer))
+
+    def schedule(self, queue: str, due_times: Sequence[tuple[bytes, float]]) -> int:
+        """Put held messages aside until their time: pairs of tag and Unix seconds. Returns how many were held."""
+        keys = self._keys(queue)
+        args: list[object] = []
+        for tag, due_at in due_times:
+            args += (tag, int(due_at * 1000))
+        with translated():
+            return int(self._schedule(keys=[keys.held(self.session), keys.delayed, keys.delayed_messages], args=args))
+
+    def due(self, queue: str) -> int:
+        """Bring delayed messages whose time has come back into the queue; returns how many."""
+        keys = self._keys(queue)
+        with translated():
+            return int(self._due(keys=[keys.delayed, keys.delayed_messages, *keys.returned], args=[MAX_MOVED]))
+
+    def announce(self, info: WorkerInfo) -> None:
+        """Tell readers that this worker lives and what it serves; forgotten after `ANNOUNCEMENT_TTL_S`."""
+        with translated(), self._client.pipeline(transaction=True) as pipe:
+            pipe.set(self.keys.worker(info.session), orjson.dumps(asdict(info)), ex=ANNOUNCEMENT_TTL_S)
+            pipe.zadd(self.keys.workers, {info.session: time.time()})
+            pipe.zremrangebyscore(self.keys.workers, "-inf", time.time() - 10 * ANNOUNCEMENT_TTL_S)
+            pipe.execute()
+
+    def withdraw(self) -> None:
+        """Take the announcement back: this worker serves no more."""
+        with translated(), self._client.pipeline(transaction=True) as pipe:
+            pipe.delete(self.keys.worker(self.session))
+            pipe.zrem(self.keys.workers, self.session)
+            pipe.execute()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _script(self, verb: str) -> Callable[..., Any]:
+        script: Script = self._client.register_script(script_text(verb))
+        return script
+
+    def _keys(self, queue: str) -> QueueKeys:
+        keys = self._queues.get(queue)
+        if keys is None:
+            keys = self._queues[queue] = self.keys.queue(queue)
+        return keys
+
+    def _held(self, queue: str) -> str:
+        return self._keys(queue).held(self.session)
+
+
+def _leases(answer: Sequence[Any]) -> list[Lease]:
+    """The scripts answer flat: a number, then tag, attempt, level and message of each lease."""
+    return [
+        Lease(tag, attempt, PRIORITY_STEPS[level - 1], message)
+        for tag, attempt, level, message in zip(answer[1::4], answer[2::4], answer[3::4], answer[4::4], strict=True)
+    ]

@@ -1,0 +1,53 @@
+"""Broker clients over each kind of server, and the check that no key is left behind without a TTL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from broker import Broker
+
+QUEUE = "infer.echo"
+MakeBroker = Callable[..., Broker]
+
+#: Keys that are meant to live until their work is done: queues, leases, delayed and dead messages, counters, the registry.
+PERMANENT = (
+    QUEUE,
+    "sheaf:returned:",
+    "sheaf:holders:",
+    "sheaf:held:",
+    "sheaf:lease-sequence:",
+    "sheaf:delayed",
+    "sheaf:dead:",
+    "sheaf:workers",
+)
+
+
+@pytest.fixture
+def client(server_url: str) -> Iterator[redis.Redis]:
+    """A plain client on the test's server; afterwards no key may be left that lives for ever without need."""
+    with redis.Redis.from_url(server_url) as plain:
+        yield plain
+        keys = [key.decode() for key in plain.keys("*")]
+        leaked = [key for key in keys if plain.ttl(key) == -1 and not key.startswith(PERMANENT)]
+        assert not leaked, f"keys without a TTL: {leaked}"
+
+
+@pytest.fixture
+def make_broker(server_url: str, client: redis.Redis) -> Iterator[MakeBroker]:
+    made: list[Broker] = []
+
+    def make(session: str = "worker-a", *, lease_s: float = 30.0, max_attempts: int = 3) -> Broker:
+        made.append(Broker(server_url, session, lease_s=lease_s, max_attempts=max_attempts))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def broker(make_broker: MakeBroker) -> Broker:
+    return make_broker()

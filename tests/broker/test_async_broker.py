@@ -1,0 +1,247 @@
+"""Submit, read and wait, as the API uses them, against the worker's verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+import redis
+
+from broker import (
+    AsyncBroker,
+    Broker,
+    BrokerUnavailable,
+    IdempotencyConflict,
+    JobStatus,
+    ModelInfo,
+    NewJob,
+    Priority,
+    QueueDepth,
+    QueueFull,
+    Settlement,
+    Start,
+    WorkerInfo,
+)
+from broker.embedded import EmbeddedServer
+from broker.message import decode
+from broker.results import Failure, RunFacts, encode_failure, encode_success
+from tests.broker.conftest import QUEUE
+from tests.conftest import free_port
+
+FACTS = RunFacts(
+    model="echo",
+    version="1",
+    priority=3,
+    attempt=1,
+    many=False,
+    enqueued_at=1000.0,
+    started_at=1001.0,
+    finished_at=1002.0,
+    timings={"queue_ms": 1.5, "batch_size": 2},
+)
+
+
+def new_job(value: object = "text", **changes: object) -> NewJob:
+    fields: dict[str, object] = {
+        "id": str(uuid.uuid4()),
+        "model": "echo",
+        "queue": QUEUE,
+        "payload": orjson.dumps({"input": value}),
+        "priority": Priority.NORMAL,
+        "created_at": 1000.0,
+        "metadata": b'{"order":7}',
+    }
+    return NewJob(**(fields | changes))  # type: ignore[arg-type]  # a test's shorthand
+
+
+@pytest.fixture
+async def front(server_url: str) -> AsyncIterator[AsyncBroker]:
+    opened = await AsyncBroker.open(server_url, max_queue_depth=1000)
+    yield opened
+    await opened.close()
+
+
+def run_one(broker: Broker, output: object) -> str:
+    """Lease one message and settle it with `output`, as a worker does."""
+    [lease] = broker.lease(QUEUE, 1).leases
+    message = decode(lease.message)
+    broker.start(QUEUE, [Start(lease.tag, message.id, True, lease.attempt)])
+    broker.settle(QUEUE, [Settlement(lease.tag, message.id, encode_success(message.id, output, FACTS), True)])
+    return message.id
+
+
+async def test_a_submitted_job_is_queued_and_readable(front: AsyncBroker, client: redis.Redis, broker: Broker) -> None:
+    job = new_job("hello")
+    assert await front.submit(job) == job.id
+    state = await front.fetch(job.id)
+    assert state is not None
+    assert (state.status, state.model, state.attempt) == (JobStatus.QUEUED, "echo", 0)
+    assert orjson.loads(state.metadata) == {"order": 7}
+    [lease] = broker.lease(QUEUE, 1).leases
+    message = decode(lease.message)
+    assert (message.id, message.kwargs, message.enqueued_at) == (job.id, {"input": "hello"}, 1000.0)
+
+
+async def test_a_job_is_running_once_started_and_ended_once_settled(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job()
+    await front.submit(job)
+    [lease] = broker.lease(QUEUE, 1).leases
+    broker.start(QUEUE, [Start(lease.tag, job.id, True, 2)])
+    running = await front.fetch(job.id)
+    assert running is not None
+    assert (running.status, running.attempt) == (JobStatus.RUNNING, 2)
+    broker.settle(QUEUE, [Settlement(lease.tag, job.id, encode_success(job.id, [1.5], FACTS), True)])
+    ended = await front.fetch(job.id)
+    assert ended is not None
+    assert (ended.status, ended.result, ended.created_at) == (JobStatus.SUCCEEDED, b"[1.5]", 1000.0)
+    assert ended.timings is not None
+    assert orjson.loads(ended.timings) == {"queue_ms": 1.5, "batch_size": 2}
+
+
+async def test_a_failure_is_read_with_its_type_and_message(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job()
+    await front.submit(job)
+    [lease] = broker.lease(QUEUE, 1).leases
+    failure = encode_failure(job.id, Failure("ValueError", "too long"), FACTS)
+    broker.settle(QUEUE, [Settlement(lease.tag, job.id, failure, True)])
+    state = await front.fetch(job.id)
+    assert state is not None
+    assert state.error is not None
+    assert (state.status, state.error.type, state.error.message) == (JobStatus.FAILED, "ValueError", "too long")
+
+
+async def test_an_unknown_id_is_unknown(front: AsyncBroker, client: redis.Redis) -> None:
+    assert await front.fetch("no-such-job") is None
+    assert await front.wait("no-such-job", 5) is None
+
+
+async def test_concurrent_submits_keep_their_order_and_lose_nothing(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    jobs = [new_job(i) for i in range(700)]
+    await asyncio.gather(*(front.submit(job) for job in jobs))
+    leases = broker.lease(QUEUE, 1000).leases
+    assert [decode(lease.message).id for lease in leases] == [job.id for job in jobs]
+
+
+async def test_the_depth_cap_refuses_what_is_over_it_and_stores_nothing_of_it(
+    server_url: str, client: redis.Redis
+) -> None:
+    front = await AsyncBroker.open(server_url, max_queue_depth=3)
+    answers = await asyncio.gather(*(front.submit(new_job(id=f"job-{i}")) for i in range(5)), return_exceptions=True)
+    await front.close()
+    assert [type(answer) for answer in answers] == [str, str, str, QueueFull, QueueFull]
+    assert client.llen(f"{QUEUE}\x06\x163") == 3
+    assert client.exists("sheaf:job:job-4") == 0
+
+
+async def test_the_same_idempotency_key_stands_for_the_same_job(front: AsyncBroker, client: redis.Redis) -> None:
+    first, second = (new_job(idempotency_key=("me", "key"), fingerprint="f1") for _ in range(2))
+    ids = await asyncio.gather(front.submit(first), front.submit(second))
+    assert set(ids) == {first.id}
+    assert client.llen(f"{QUEUE}\x06\x163") == 1
+    with pytest.raises(IdempotencyConflict):
+        await front.submit(new_job(idempotency_key=("me", "key"), fingerprint="f2"))
+
+
+async def test_a_job_submitted_twice_under_one_id_is_queued_once(front: AsyncBroker, client: redis.Redis) -> None:
+    job = new_job()
+    assert await front.submit(job) == await front.submit(job) == job.id
+    assert client.llen(f"{QUEUE}\x06\x163") == 1
+
+
+async def test_waiters_hear_of_the_result(front: AsyncBroker, client: redis.Redis, broker: Broker) -> None:
+    job = new_job()
+    waiting = asyncio.create_task(front.submit_and_wait(job, 10))
+    while client.llen(f"{QUEUE}\x06\x163") == 0:
+        await asyncio.sleep(0)
+    also_waiting = asyncio.create_task(front.wait(job.id, 10))
+    while front.waiters < 2:
+        await asyncio.sleep(0)
+    run_one(broker, "answer")
+    for state in await asyncio.gather(waiting, also_waiting):
+        assert state is not None
+        assert state.result == b'"answer"'
+    assert front.waiters == 0
+
+
+async def test_a_wait_that_comes_after_the_result_returns_at_once(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job()
+    await front.submit(job)
+    run_one(broker, 1)
+    state = await front.wait(job.id, 30)
+    assert state is not None
+    assert state.ended
+
+
+async def test_a_wait_without_result_tells_the_state_at_the_timeout(front: AsyncBroker, client: redis.Redis) -> None:
+    state = await front.submit_and_wait(new_job(), 0.05)
+    assert state.status is JobStatus.QUEUED
+
+
+async def test_waiters_hear_of_results_after_the_broker_was_restarted(new_valkey: EmbeddedServer) -> None:
+    front = await AsyncBroker.open(new_valkey.url)
+    broker = Broker(new_valkey.url, "worker-a")
+    job = new_job()
+    waiting = asyncio.create_task(front.submit_and_wait(job, 30))
+    while front.waiters < 1 or await front.fetch(job.id) is None:
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(new_valkey.stop)
+    await asyncio.to_thread(new_valkey.start)
+    await asyncio.to_thread(run_one, broker, "still here")
+    state = await waiting
+    assert state.result == b'"still here"'
+    broker.close()
+    await front.close()
+
+
+async def test_a_broker_that_does_not_answer_is_said_to_be_unavailable() -> None:
+    front = await AsyncBroker.open(f"redis://127.0.0.1:{free_port()}/0")
+    for attempt in (front.submit(new_job()), front.fetch("id"), front.wait("id", 1), front.ping(), front.workers()):
+        with pytest.raises(BrokerUnavailable):
+            await attempt
+    await front.close()
+
+
+async def test_a_full_server_refuses_submits_as_unavailable(front: AsyncBroker, client: redis.Redis) -> None:
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BrokerUnavailable):
+            await front.submit(new_job())
+    finally:
+        client.config_set("maxmemory", 0)
+    assert client.keys("*") == []
+
+
+async def test_queue_depths_count_waiting_and_given_back_messages(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    for priority in (Priority.HIGH, Priority.LOW, Priority.LOW):
+        await front.submit(new_job(priority=priority))
+    broker.release(QUEUE, [lease.tag for lease in broker.lease(QUEUE, 2).leases])
+    assert await front.queue_depths([QUEUE]) == [
+        QueueDepth(QUEUE, 0, 1),
+        QueueDepth(QUEUE, 3, 0),
+        QueueDepth(QUEUE, 6, 0),
+        QueueDepth(QUEUE, 9, 2),
+    ]
+
+
+async def test_workers_are_listed_while_they_announce_themselves(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    info = WorkerInfo("worker-a", "host", "cpu", 42, (ModelInfo("echo", "1", None, "fp32", "ready"),))
+    assert await front.workers() == []
+    broker.announce(info)
+    assert await front.workers() == [info]
+    broker.withdraw()
+    assert await front.workers() == []

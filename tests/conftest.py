@@ -1,0 +1,75 @@
+"""Real servers for the tests: the embedded Valkey and Debian's redis-server, each on a port and in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from broker.embedded import EmbeddedServer
+
+
+def wait_until(predicate: Callable[[], object], *, description: str, timeout_s: float = 15.0) -> None:
+    """Poll until `predicate` holds; fail the test with `description` when it does not within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s} s in vain: {description}")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(free_port(), tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        if os.environ.get("CI"):
+            pytest.fail("redis-server is missing: `make test` installs it on Debian as root")
+        pytest.skip("redis-server is not installed")
+    with EmbeddedServer(free_port(), tmp_path_factory.mktemp("redis"), binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+def valkey_url(valkey_server: EmbeddedServer) -> str:
+    """URL of an empty embedded Valkey."""
+    return _emptied(valkey_server)
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """URL of an empty server; the test runs over each kind."""
+    server: EmbeddedServer = request.getfixturevalue(f"{request.param}_server")
+    return _emptied(server)
+
+
+@pytest.fixture
+def new_valkey(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server of the test's own, which it may kill and start again."""
+    with EmbeddedServer(free_port(), tmp_path / "valkey") as server:
+        yield server
+
+
+def _emptied(server: EmbeddedServer) -> str:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    return server.url

@@ -1,0 +1,37 @@
+"""Handlers of the tests' own, as a user would write them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from inference import Encoded, Handler, ModelSpec
+
+
+class Sleeper(Handler):
+    """Sleeps, on the device's thread, for as many seconds as the longest row says."""
+
+    def load(self, spec: ModelSpec, device: str, dtype: object) -> None:
+        pass
+
+    def preprocess(self, rows: Sequence[object]) -> list[Encoded]:
+        return [Encoded(float(str(row)), tokens=1) for row in rows]
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        seconds = [float(str(row.data)) for row in batch]
+        time.sleep(max(seconds))
+        return seconds
+
+    def postprocess(self, raw: object) -> list[object]:
+        assert isinstance(raw, list)
+        return raw
+
+
+class Picky(Sleeper):
+    """Refuses the row -1 on the device; answers one row too few when it sees the row 13."""
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        numbers = [float(str(row.data)) for row in batch]
+        if -1.0 in numbers:
+            raise ArithmeticError("minus one cannot be served")
+        return numbers[:-1] if 13.0 in numbers else numbers

@@ -1,0 +1,143 @@
+"""What a plain Celery client, without any Sheaf code, gets from a real worker process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from tests.conftest import wait_until
+from tests.workers.conftest import RunningWorker
+
+ECHO = "infer.echo"
+
+
+def test_a_result_reaches_the_caller(worker: RunningWorker, celery_client: Celery) -> None:
+    assert celery_client.send_task("sheaf.infer", args=[{"a": [1]}], queue=ECHO).get(timeout=10) == {"a": [1]}
+
+
+def test_fifty_calls_at_once_are_served_in_batches(worker: RunningWorker, celery_client: Celery) -> None:
+    sent = [celery_client.send_task("sheaf.infer", args=[i], queue=ECHO) for i in range(50)]
+    assert [result.get(timeout=10) for result in sent] == list(range(50))
+    wait_until(lambda: worker.metric("sheaf_batch_size_sum", model="echo") == 50, description="fifty rows are counted")
+    assert 50 / worker.metric("sheaf_batch_size_count", model="echo") > 1
+
+
+def test_many_rows_in_one_call_come_back_in_their_order(worker: RunningWorker, celery_client: Celery) -> None:
+    rows = list(range(100))
+    outcome = celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue=ECHO).get(timeout=10)
+    assert outcome == [{"output": row} for row in rows]
+
+
+def test_a_bad_row_fails_alone_and_with_its_own_error(worker: RunningWorker, celery_client: Celery) -> None:
+    sent = {
+        row: celery_client.send_task("sheaf.infer", args=[row], queue="infer.picky") for row in (1, 2, -1, 3, "nonsense")
+    }
+    assert [sent[row].get(timeout=10) for row in (1, 2, 3)] == [1.0, 2.0, 3.0]
+    with pytest.raises(ArithmeticError, match="minus one cannot be served"):
+        sent[-1].get(timeout=10)
+    with pytest.raises(ValueError, match="could not convert"):
+        sent["nonsense"].get(timeout=10)
+
+
+def test_a_bad_row_among_many_fails_alone(worker: RunningWorker, celery_client: Celery) -> None:
+    outcome = celery_client.send_task("sheaf.infer", kwargs={"inputs": [1, -1]}, queue="infer.picky").get(timeout=10)
+    assert outcome[0] == {"output": 1.0}
+    assert outcome[1]["error"]["type"] == "ArithmeticError"
+
+
+def test_a_wrong_number_of_outputs_fails_the_batch_and_shifts_nothing(
+    worker: RunningWorker, celery_client: Celery
+) -> None:
+    sent = celery_client.send_task("sheaf.infer", args=[13], queue="infer.picky")
+    with pytest.raises(Exception, match="output"):
+        sent.get(timeout=10)
+    assert celery_client.send_task("sheaf.infer", args=[5], queue="infer.picky").get(timeout=10) == 5.0
+
+
+@pytest.mark.parametrize("priority", [0, 3, 5, 9])
+def test_every_priority_is_served(worker: RunningWorker, celery_client: Celery, priority: int) -> None:
+    sent = celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO, priority=priority)
+    assert sent.get(timeout=10) == "x"
+
+
+def test_an_ignored_result_is_not_stored(worker: RunningWorker, celery_client: Celery, valkey_url: str) -> None:
+    ignored = celery_client.send_task("sheaf.infer", args=["ignored"], queue=ECHO, ignore_result=True)
+    celery_client.send_task("sheaf.infer", args=["kept"], queue=ECHO).get(timeout=10)
+    wait_until(
+        lambda: worker.metric("sheaf_jobs_total", model="echo", status="succeeded") == 2, description="both were run"
+    )
+    with redis.Redis.from_url(valkey_url) as client:
+        assert not client.exists(f"celery-task-meta-{ignored.id}")
+
+
+def test_an_expired_call_is_not_run(worker: RunningWorker, celery_client: Celery) -> None:
+    celery_client.send_task("sheaf.infer", args=[1.0], queue="infer.slow")
+    expired = celery_client.send_task("sheaf.infer", args=[0], queue="infer.slow", expires=-1)
+    with pytest.raises(TaskRevokedError):
+        expired.get(timeout=10)
+    assert worker.metric("sheaf_jobs_total", model="slow", status="expired") == 1
+
+
+def test_a_call_with_countdown_runs_when_it_is_due(worker: RunningWorker, celery_client: Celery) -> None:
+    begin = time.monotonic()
+    sent = celery_client.send_task("sheaf.infer", args=["later"], queue=ECHO, countdown=1.5)
+    assert sent.get(timeout=15) == "later"
+    assert time.monotonic() - begin >= 1.5
+
+
+def test_a_revoked_call_is_not_run(worker: RunningWorker, celery_client: Celery) -> None:
+    running = celery_client.send_task("sheaf.infer", args=[1.5], queue="infer.slow")
+    wait_until(lambda: worker.metric("sheaf_leases", model="slow") >= 0, description="metrics answer")
+    waiting = [celery_client.send_task("sheaf.infer", args=[0.1], queue="infer.slow") for _ in range(3)]
+    celery_client.control.revoke(waiting[1].id)
+    assert running.get(timeout=10) == 1.5
+    with pytest.raises(TaskRevokedError):
+        waiting[1].get(timeout=10)
+    assert [waiting[i].get(timeout=10) for i in (0, 2)] == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "kwargs", "reason"),
+    [
+        ("sheaf.infer", [], {}, "takes one argument"),
+        ("sheaf.infer", [1, 2], {}, "takes one argument"),
+        ("sheaf.infer", [], {"text": 1}, "takes one argument"),
+        ("sheaf.infer", [], {"inputs": []}, "at least one row"),
+        ("another.task", [1], {}, "not 'another.task'"),
+    ],
+)
+def test_a_call_that_cannot_be_served_fails_with_a_reason_and_is_kept(
+    worker: RunningWorker,
+    celery_client: Celery,
+    valkey_url: str,
+    task: str,
+    args: list[object],
+    kwargs: dict[str, object],
+    reason: str,
+) -> None:
+    sent = celery_client.send_task(task, args=args, kwargs=kwargs, queue=ECHO)
+    with pytest.raises(Exception, match=reason):
+        sent.get(timeout=10)
+    with redis.Redis.from_url(valkey_url) as client:
+        [letter] = client.lrange("sheaf:dead:infer.echo", 0, -1)
+    assert sent.id in letter.decode()
+    assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
+
+
+def test_a_message_that_is_no_message_goes_to_the_dead_letters(
+    worker: RunningWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        client.lpush(ECHO, b"\xff\x00 not JSON")
+        wait_until(lambda: client.llen("sheaf:dead:infer.echo") == 1, description="it is with the dead letters")
+    assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
+    assert worker.metric("sheaf_dead_letters", model="echo") == 1
+
+
+def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:
+    assert AsyncResult("no-such-id", app=celery_client).state == "PENDING"

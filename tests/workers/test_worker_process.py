@@ -1,0 +1,169 @@
+"""The worker as a process: it answers while it computes, stops in order, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from celery.events import EventReceiver
+
+from broker.embedded import EmbeddedServer
+from tests.conftest import wait_until
+from tests.workers.conftest import RunningWorker, StartWorker
+
+ECHO = "infer.echo"
+
+
+def leased(url: str, queue: str) -> int:
+    with redis.Redis.from_url(url) as client:
+        return sum(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
+
+
+def test_control_commands_are_answered_at_once_while_a_batch_runs(
+    worker: RunningWorker, celery_client: Celery
+) -> None:
+    running = celery_client.send_task("sheaf.infer", args=[10], queue="infer.slow")
+    wait_until(lambda: leased(worker.url, "infer.slow") == 1, description="the batch has begun")
+    for _ in range(3):
+        begin = time.monotonic()
+        assert celery_client.control.inspect(timeout=0.9).ping()
+        assert time.monotonic() - begin < 1.5
+    stats = celery_client.control.inspect(timeout=2).stats()
+    assert stats
+    assert running.state == "PENDING"
+
+
+def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery) -> None:
+    [tasks] = celery_client.control.inspect(timeout=2).registered().values()
+    assert "sheaf.infer" in tasks
+
+
+@pytest.fixture
+def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
+    """Collects every event on the broker."""
+    collected: list[dict[str, object]] = []
+    stop = threading.Event()
+
+    def capture() -> None:
+        with celery_client.connection_for_read() as connection:
+            receiver = EventReceiver(connection, handlers={"*": collected.append}, app=celery_client)
+            for _ in receiver.itercapture(limit=None, timeout=None, wakeup=True):
+                if stop.is_set():
+                    return
+
+    thread = threading.Thread(target=capture, daemon=True)
+    thread.start()
+    yield collected
+    stop.set()
+
+
+def of_task(events: list[dict[str, object]], task_id: str) -> list[str]:
+    return [str(event["type"]) for event in list(events) if event.get("uuid") == task_id]
+
+
+def test_each_job_is_seen_as_a_task_in_events(
+    worker: RunningWorker, celery_client: Celery, events: list[dict[str, object]]
+) -> None:
+    wait_until(
+        lambda: any(event["type"] == "worker-heartbeat" for event in list(events)), description="events are received"
+    )
+    good = celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO)
+    bad = celery_client.send_task("sheaf.infer", args=[-1], queue="infer.picky")
+    gone = celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO, expires=-1)
+    expected = {
+        good.id: ["task-received", "task-started", "task-succeeded"],
+        bad.id: ["task-received", "task-started", "task-failed"],
+        gone.id: ["task-revoked"],
+    }
+    for task_id, kinds in expected.items():
+        wait_until(
+            lambda task_id=task_id, kinds=kinds: of_task(events, task_id) == kinds,  # type: ignore[misc]  # bound now
+            description=f"{kinds}, but got {of_task(events, task_id)}",
+        )
+    succeeded = next(event for event in events if event["type"] == "task-succeeded")
+    assert str(succeeded["hostname"]).startswith("sheaf-cpu0@")
+    assert isinstance(succeeded["runtime"], float)
+
+
+def test_a_stopped_worker_finishes_its_batch_and_gives_the_rest_back(
+    worker: RunningWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    sent = [celery_client.send_task("sheaf.infer", args=[1.0], queue="infer.slow") for _ in range(20)]
+    wait_until(lambda: leased(valkey_url, "infer.slow") >= 8, description="a batch runs and others are prefetched")
+    worker.service.send(signal.SIGTERM)
+    assert worker.service.wait(20) == 0
+    assert leased(valkey_url, "infer.slow") == 0
+    done = [result for result in sent if result.ready()]
+    with redis.Redis.from_url(valkey_url) as client:
+        waiting = client.llen("infer.slow") + client.llen("sheaf:returned:infer.slow:0")
+    assert 0 < len(done) < 20
+    assert len(done) + waiting == 20
+    assert client.keys("sheaf:worker:*") == []
+
+
+def test_what_a_killed_worker_held_is_run_by_another(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    doomed = start_worker(valkey_url, lease_s=1.0)
+    sent = [celery_client.send_task("sheaf.infer", args=[0.3], queue="infer.slow") for _ in range(6)]
+    wait_until(lambda: leased(valkey_url, "infer.slow") >= 4, description="it holds a batch")
+    doomed.service.kill()
+    start_worker(valkey_url, lease_s=1.0)
+    assert [result.get(timeout=20) for result in sent] == [0.3] * 6
+
+
+def test_a_batch_longer_than_the_lease_is_run_once(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    workers = [start_worker(valkey_url, lease_s=1.0) for _ in range(2)]
+    assert celery_client.send_task("sheaf.infer", args=[5], queue="infer.slow").get(timeout=20) == 5
+    assert sum(worker.metric("sheaf_batch_size_sum", model="slow") for worker in workers) == 1
+    assert sum(worker.metric("sheaf_reclaimed_total", model="slow") for worker in workers) == 0
+
+
+def test_a_worker_goes_on_after_the_broker_was_restarted(
+    start_worker: StartWorker, new_valkey: EmbeddedServer
+) -> None:
+    start_worker(new_valkey.url)
+    with Celery(broker=new_valkey.url, backend=new_valkey.url, set_as_current=False) as before:
+        assert before.send_task("sheaf.infer", args=["before"], queue=ECHO).get(timeout=10) == "before"
+    new_valkey.stop()
+    new_valkey.start()
+    with Celery(broker=new_valkey.url, backend=new_valkey.url, set_as_current=False) as after:
+        assert after.send_task("sheaf.infer", args=["after"], queue=ECHO).get(timeout=20) == "after"
+
+
+def test_the_log_has_a_line_per_batch_and_per_job(worker: RunningWorker, celery_client: Celery) -> None:
+    sent = celery_client.send_task("sheaf.infer", args=["secret words"], queue=ECHO)
+    sent.get(timeout=10)
+    wait_until(lambda: sent.id in worker.service.log(), description="the job's line is written")
+    lines = [json.loads(line) for line in worker.service.log().splitlines()]
+    [job] = [line for line in lines if line.get("job_id") == sent.id]
+    assert job["status"] == "succeeded"
+    assert job["batch_size"] == 1
+    [batch] = [line for line in lines if line["message"] == "Batch done."]
+    assert batch["model"] == "echo"
+    assert "secret words" not in worker.service.log()
+
+
+def test_a_model_that_does_not_load_leaves_the_others_working(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    start_worker(
+        valkey_url,
+        models={
+            "broken": {"handler": "no.such.module:Class"},
+            "echo": {"handler": "inference.handlers.echo:Echo"},
+        },
+    )
+    assert celery_client.send_task("sheaf.infer", args=[1], queue=ECHO).get(timeout=10) == 1
+    with redis.Redis.from_url(valkey_url) as client:
+        [announced] = [json.loads(client.get(key) or b"") for key in client.keys("sheaf:worker:*")]
+    states = {model["name"]: model["state"] for model in announced["models"]}
+    assert states == {"broken": "failed", "echo": "ready"}

@@ -1,0 +1,92 @@
+"""The Celery application: what `celery -A workers.app`, Flower and our own worker process share.
+
+Celery keeps control commands, events, heartbeats and gossip. The model queues are not among its queues: the drain serves
+those, so that no message is ever in Celery's hands alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from celery import Celery
+
+from broker.connect import SentinelAddress
+from broker.message import TASK_NAME
+from configs import BrokerSettings, Settings, load_settings
+
+
+def make_app(settings: Settings) -> Celery:
+    """A Celery application for these settings."""
+    app = Celery("sheaf", set_as_current=False)
+    app.conf.update(_celery_settings(settings.broker, settings.api.result_ttl_s))
+    app.task(name=TASK_NAME)(_infer)
+    return app
+
+
+def _infer(*args: object, **kwargs: object) -> NoReturn:
+    """Registered so that `inspect registered` and Flower know the task; calls are served by the drain."""
+    raise RuntimeError(
+        f"{TASK_NAME} is served from the queues infer.<model>: send it with queue='infer.<model>', "
+        "not to a queue of an ordinary Celery worker"
+    )
+
+
+def _celery_settings(broker: BrokerSettings, result_ttl_s: int) -> dict[str, Any]:
+    url, options = _celery_url(broker.server_url)
+    if broker.key_prefix:
+        options["global_keyprefix"] = broker.key_prefix
+    options["socket_timeout"] = broker.read_timeout_s
+    options["socket_keepalive"] = not url.startswith("unix")
+    return {
+        "broker_url": url,
+        "broker_transport_options": options,
+        "result_backend": url,
+        "result_backend_transport_options": options,
+        "result_expires": result_ttl_s,
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        # The drain's results come from its own store; a restart of Celery's connection must not cancel anything.
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_send_task_events": True,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        # Replies and events of tools that went away must not fill the server.
+        "control_queue_ttl": 300.0,
+        "control_queue_expires": 600.0,
+        "event_queue_ttl": 5.0,
+        "event_queue_expires": 60.0,
+    }
+
+
+def _celery_url(url: str) -> tuple[str, dict[str, Any]]:
+    """Our URL in Celery's spelling, and the transport options that go with it."""
+    if url.startswith("unix://"):
+        return "redis+socket://" + url.removeprefix("unix://"), {}
+    if not url.startswith("sentinel:"):
+        return url, {}
+    address = SentinelAddress.parse(url)
+    login = ""
+    if address.password is not None:
+        login = f"{quote(address.username or '', safe='')}:{quote(address.password, safe='')}@"
+    nodes = ";".join(f"sentinel://{login}{host}:{port}/{address.db}" for host, port in address.sentinels)
+    return nodes, {"master_name": address.master}
+
+
+def _app_of_environment() -> Celery:
+    """For `celery -A workers.app`, which can hand over no settings: the file named by `SHEAF_CONFIG`, if any."""
+    named = os.environ.get("SHEAF_CONFIG")
+    return make_app(load_settings(Path(named) if named else None).settings)
+
+
+def __getattr__(name: str) -> Celery:
+    # Made on first use, so that importing this module reads no settings.
+    if name in ("app", "celery"):
+        app = globals()["app"] = globals()["celery"] = _app_of_environment()
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

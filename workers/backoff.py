@@ -1,0 +1,29 @@
+"""How long to wait before trying the broker again."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+#: Pauses grow from the first to the last, seconds.
+FIRST_S = 0.05
+LONGEST_S = 5.0
+
+
+class Backoff:
+    """Exponential pauses with full jitter, so that many workers do not return all at once.
+
+    Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def wait(self, interrupted: threading.Event) -> None:
+        """Pause, longer after each failure; returns at once when `interrupted` is set."""
+        ceiling = min(LONGEST_S, FIRST_S * 2**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        interrupted.wait(random.uniform(FIRST_S, max(FIRST_S, ceiling)))

@@ -1,0 +1,79 @@
+"""How the drain lives inside a Celery worker.
+
+It is a step of the worker, not of its consumer: Celery stops and starts all consumer steps whenever it loses its broker
+connection, and what runs on the device has nothing to do with that connection. Only the link to the event dispatcher,
+which does change with the connection, is a consumer step.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from celery import bootsteps
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from celery.worker.worker import WorkController
+
+from broker.message import TASK_NAME
+from workers.drain import Drain
+
+log = logging.getLogger(__name__)
+
+
+class EventsWanted:
+    """Whether anybody asked this worker for task events: Celery's own switch, seen from any thread."""
+
+    def __init__(self) -> None:
+        self._consumer: Consumer | None = None
+
+    def attach(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __call__(self) -> bool:
+        dispatcher = getattr(self._consumer, "event_dispatcher", None)
+        return dispatcher is not None and bool(dispatcher.enabled)
+
+
+def count_ended(count: int) -> None:
+    """Celery's counter behind `inspect stats` and the number that Flower shows as processed."""
+    state.total_count[TASK_NAME] += count
+    state.all_total_count[0] += count
+
+
+def is_revoked(job_id: str) -> bool:
+    """Celery's memory of `revoke`, kept by its main thread."""
+    return job_id in state.revoked
+
+
+def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:
+    """A worker step that starts and stops this drain."""
+
+    class DrainStep(bootsteps.StartStopStep):
+        """Starts before the consumer, stops after it."""
+
+        name = "sheaf.Drain"
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, parent: WorkController) -> None:
+            drain.start()
+
+        def stop(self, parent: WorkController) -> None:
+            drain.stop(grace_s)
+
+        def terminate(self, parent: WorkController) -> None:
+            drain.stop(0.0)
+
+    return DrainStep
+
+
+def events_step(wanted: EventsWanted) -> type[bootsteps.StartStopStep]:
+    """A consumer step that shows the event dispatcher of each new connection to `wanted`."""
+
+    class EventsStep(bootsteps.StartStopStep):
+        name = "sheaf.Events"
+        requires = ("celery.worker.consumer.events:Events",)
+
+        def start(self, parent: Consumer) -> None:
+            wanted.attach(parent)
+
+    return EventsStep

@@ -1,0 +1,159 @@
+"""Celery's task events, so that Flower and `celery events` see each job as a task.
+
+Three events a job would cost as much as everything else of a job together, so a thread of its own publishes whatever
+has come together as one `task.multi`, which is the form that Celery's own dispatcher gives to buffered events.
+Events are news, not state: when the broker is away or they come too fast, they are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import orjson
+import redis
+from celery import Celery
+from celery.events.event import get_exchange
+from celery.utils.time import utcoffset
+from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
+
+from broker import JobStatus
+from workers.backoff import Backoff
+from workers.jobs import Ending, Job
+
+log = logging.getLogger(__name__)
+
+#: Most events in one message, so that no consumer gets more than some hundred kilobytes at once.
+MAX_TOGETHER = 1000
+#: Batches of events that may wait; more are dropped.
+MAX_WAITING = 512
+
+_Event = dict[str, object]
+#: Makes events; takes the fields that all of them share.
+_Maker = Callable[[_Event], list[_Event]]
+
+
+class TaskEvents:
+    """Collects events from any thread and publishes them from its own, while `enabled()` says that somebody wants them."""
+
+    def __init__(
+        self, app: Celery, hostname: str, enabled: Callable[[], bool], dropped: Callable[[int], None]
+    ) -> None:
+        self._app = app
+        self._hostname = hostname
+        self._enabled = enabled
+        self._dropped = dropped
+        self._pid = os.getpid()
+        self._waiting: deque[tuple[float, int, _Maker]] = deque()
+        self._something = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Publish what waits, then end."""
+        self._stopping.set()
+        self._something.set()
+        self._thread.join(timeout_s)
+
+    def received(self, jobs: Sequence[Job]) -> None:
+        self._note(lambda stamp: [_received(job, stamp) for job in jobs], len(jobs))
+
+    def started(self, jobs: Sequence[Job]) -> None:
+        self._note(lambda stamp: [{**stamp, "type": "task-started", "uuid": job.id} for job in jobs], len(jobs))
+
+    def ended(self, endings: Sequence[Ending]) -> None:
+        self._note(lambda stamp: [_ended(ending, stamp) for ending in endings], len(endings))
+
+    def _note(self, events: _Maker, count: int) -> None:
+        """Remember the moment; the events themselves are built on the publishing thread."""
+        if not count or not self._enabled():
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._dropped(count)
+            return
+        self._waiting.append((time.time(), self._app.clock.forward(), events))
+        self._something.set()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                with self._app.connection_for_write() as connection:
+                    self._publish_from(connection)
+            except (OSError, OperationalError, redis.RedisError) as error:
+                log.warning("Task events cannot be published now.", extra={"cause": str(error)})
+                backoff.wait(self._stopping)
+            except Exception:
+                log.exception("Publishing task events failed.")
+                backoff.wait(self._stopping)
+
+    def _publish_from(self, connection: Connection) -> None:
+        producer = Producer(connection, exchange=get_exchange(connection), auto_declare=False)
+        while not (self._stopping.is_set() and not self._waiting):
+            self._something.wait()
+            self._something.clear()
+            while events := self._next_events():
+                producer.publish(
+                    orjson.dumps(events),
+                    routing_key="task.multi",
+                    content_type="application/json",
+                    content_encoding="utf-8",
+                    headers={"hostname": self._hostname},
+                    delivery_mode=1,
+                    retry=False,
+                )
+
+    def _next_events(self) -> list[_Event]:
+        events: list[_Event] = []
+        while self._waiting and len(events) < MAX_TOGETHER:
+            moment, clock, make = self._waiting.popleft()
+            events += make(
+                {
+                    "timestamp": moment,
+                    "clock": clock,
+                    "hostname": self._hostname,
+                    "pid": self._pid,
+                    "utcoffset": utcoffset(),
+                }
+            )
+        return events
+
+
+def _received(job: Job, stamp: _Event) -> _Event:
+    headers = job.message.headers
+    return {
+        **stamp,
+        "type": "task-received",
+        "uuid": job.id,
+        "name": job.message.task,
+        "args": headers.get("argsrepr", ""),
+        "kwargs": headers.get("kwargsrepr", ""),
+        "root_id": headers.get("root_id"),
+        "parent_id": headers.get("parent_id"),
+        "retries": job.lease.attempt - 1,
+        "eta": headers.get("eta"),
+        "expires": headers.get("expires"),
+    }
+
+
+def _ended(ending: Ending, stamp: _Event) -> _Event:
+    job, error = ending.job, ending.error
+    event: _Event = {**stamp, "uuid": job.id}
+    if ending.status is JobStatus.SUCCEEDED:
+        # The runtime is the job's share of the device's time: from the start of its batch to the end of it.
+        event |= {"type": "task-succeeded", "result": ending.summary, "runtime": job.infer_s + job.postprocess_s}
+    elif error is not None:
+        exception = f"{error.type}({error.message!r})"
+        event |= {"type": "task-failed", "exception": exception, "traceback": error.traceback or exception}
+    else:
+        expired = ending.status is JobStatus.EXPIRED
+        event |= {"type": "task-revoked", "terminated": False, "signum": None, "expired": expired}
+    return event

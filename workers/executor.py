@@ -1,0 +1,21 @@
+"""What the drain needs of whatever runs its batches: a model on a device, or anything else with these three steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from inference import Encoded, Inferred, RowError
+
+
+class Executor(Protocol):
+    """Three steps, each called from a thread of its own: encode (feeder), infer (device), finish (settler).
+
+    Each answers one entry per row, in order; a row that failed is a `RowError`. None of them raises for a bad row.
+    """
+
+    def encode(self, rows: Sequence[object]) -> list[Encoded | RowError]: ...
+
+    def infer(self, batch: Sequence[Encoded]) -> Inferred: ...
+
+    def finish(self, inferred: Inferred) -> list[object | RowError]: ...

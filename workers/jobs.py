@@ -1,0 +1,182 @@
+"""A leased job inside the worker, from its message to its settlement."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from broker import BadMessage, FollowUp, JobStatus, Lease, Settlement
+from broker.message import TASK_NAME, Message
+from broker.results import Failure, RunFacts, encode_dropped, encode_failure, encode_success
+from inference import RowError
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One leased job. Clock: `time.monotonic`, but for the `_at` fields, which are Unix seconds."""
+
+    lease: Lease
+    message: Message
+    inputs: list[object]
+    #: True for `inputs` (a list of outcomes), False for `input` (one outcome).
+    many: bool
+    #: When it was put on the queue, as far as known; what `max_wait_ms` and queue wait count from.
+    queued: float
+    outputs: list[object | RowError] = field(default_factory=list)
+    rows_left: int = 0
+    #: Longest row, tokens.
+    tokens: int = 0
+    encode_s: float = 0.0
+    started: float = 0.0
+    started_at: float | None = None
+    infer_s: float = 0.0
+    postprocess_s: float = 0.0
+    batch_size: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+
+def parse(lease: Lease, message: Message, queued: float) -> Job:
+    """A job of its message. Raises `BadMessage` when it is not a call of `sheaf.infer` that we can serve."""
+    if message.task != TASK_NAME:
+        raise BadMessage(f"this queue serves the task {TASK_NAME}, not {message.task!r}", job_id=message.id)
+    unserved = [name for name in ("callbacks", "errbacks", "chain", "chord") if message.embed.get(name)]
+    if unserved:
+        raise BadMessage(f"{', '.join(unserved)} of a {TASK_NAME} call are not served", job_id=message.id)
+    inputs, many = _inputs(message)
+    return Job(
+        lease=lease,
+        message=message,
+        inputs=inputs,
+        many=many,
+        queued=queued,
+        outputs=[None] * len(inputs),
+        rows_left=len(inputs),
+    )
+
+
+def _inputs(message: Message) -> tuple[list[object], bool]:
+    args, kwargs = message.args, message.kwargs
+    if len(args) == 1 and not kwargs:
+        return args, False
+    if not args and kwargs.keys() == {"input"}:
+        return [kwargs["input"]], False
+    if not args and kwargs.keys() == {"inputs"}:
+        rows = kwargs["inputs"]
+        if isinstance(rows, list) and rows:
+            return rows, True
+        raise BadMessage("`inputs` must be a list with at least one row", job_id=message.id)
+    given = f"{len(args)} positional and the keywords {sorted(kwargs)}"
+    raise BadMessage(
+        f"{TASK_NAME} takes one argument, `input` (positional or keyword) or `inputs` (keyword): got {given}",
+        job_id=message.id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended: what is stored, and what logs, metrics and events say of it."""
+
+    job: Job
+    status: JobStatus
+    settlement: Settlement
+    error: RowError | None = None
+    #: One line that describes the output without quoting it.
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Which model, in which version, a queue's jobs are run by."""
+
+    model: str
+    version: str
+
+
+def finished(job: Job, served: Served) -> Ending:
+    """The ending of a job all of whose rows have an outcome."""
+    if job.many:
+        output: object = [_row_outcome(row) for row in job.outputs]
+    else:
+        output = job.outputs[0]
+        if isinstance(output, RowError):
+            return failed(job, served, output)
+    facts = _facts(job, served)
+    if job.message.ignore_result:
+        result = None
+    else:
+        try:
+            result = encode_success(job.id, output, facts)
+        except TypeError as error:
+            return failed(job, served, RowError("TypeError", f"the output cannot be written as JSON: {error}"))
+    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+    return Ending(job, JobStatus.SUCCEEDED, settlement, summary=_summary(output))
+
+
+def failed(job: Job, served: Served, error: RowError) -> Ending:
+    """The ending of a job that failed as a whole."""
+    failure = Failure(error.type, error.message, error.module, error.traceback)
+    result = None if job.message.ignore_result else encode_failure(job.id, failure, _facts(job, served))
+    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+    return Ending(job, JobStatus.FAILED, settlement, error=error)
+
+
+def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
+    """The ending of a job that was not run: cancelled or expired."""
+    result = encode_dropped(job.id, status, reason, _facts(job, served))
+    return Ending(job, status, Settlement(job.lease.tag, job.id, result, job.message.recorded))
+
+
+def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowUp, kind: str) -> Settlement:
+    """The settlement of a message that cannot be run: to the dead letters, with a stored failure where it has an id.
+
+    `kind` is the failure's type, as callers see it.
+    """
+    result = None
+    if error.job_id is not None:
+        now = time.time()
+        facts = RunFacts(served.model, served.version, lease.step, lease.attempt, False, None, None, now, None)
+        result = encode_failure(error.job_id, Failure(kind, error.reason), facts)
+    return Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=(dead_letter,))
+
+
+def _facts(job: Job, served: Served) -> RunFacts:
+    wait = job.started - job.queued if job.started_at is not None else 0.0
+    timings: dict[str, float | int] | None = None
+    if job.started_at is not None:
+        timings = {
+            "queue_ms": round(wait * 1e3, 3),
+            "preprocess_ms": round(job.encode_s * 1e3, 3),
+            "inference_ms": round(job.infer_s * 1e3, 3),
+            "postprocess_ms": round(job.postprocess_s * 1e3, 3),
+            "batch_size": job.batch_size,
+        }
+    return RunFacts(
+        model=served.model,
+        version=served.version,
+        priority=job.lease.step,
+        attempt=job.lease.attempt,
+        many=job.many,
+        enqueued_at=job.message.enqueued_at,
+        started_at=job.started_at,
+        finished_at=time.time(),
+        timings=timings,
+    )
+
+
+def _row_outcome(row: object | RowError) -> dict[str, object]:
+    if isinstance(row, RowError):
+        return {"error": {"type": row.type, "message": row.message}}
+    return {"output": row}
+
+
+def _summary(output: object) -> str:
+    if isinstance(output, np.ndarray):
+        return f"{output.dtype}{list(output.shape)}"
+    if isinstance(output, (list, dict, str)):
+        return f"{type(output).__name__}[{len(output)}]"
+    return type(output).__name__

@@ -1,0 +1,117 @@
+"""The thread that keeps a worker's promises to the broker: renew, reclaim, bring what is due, announce."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from broker import Broker, BrokerUnavailable, WorkerInfo
+from telemetry.metrics import WorkerMetrics
+from workers.lane import Lane
+
+log = logging.getLogger(__name__)
+
+#: Seconds between announcements; well below their TTL.
+ANNOUNCE_EVERY_S = 2.0
+#: Seconds between looks for expired leases and for delayed messages that are due.
+SWEEP_EVERY_S = 1.0
+
+
+class Keeper:
+    """Does each duty when its time comes; a broker that is away is tried again at the next."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        lanes: Callable[[], Sequence[Lane]],
+        info: Callable[[], WorkerInfo],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._broker = broker
+        self._lanes = lanes
+        self._info = info
+        self._metrics = metrics
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._duties = (
+            _Duty("renew", broker.lease_s / 3, self._renew),
+            _Duty("sweep", SWEEP_EVERY_S, self._sweep),
+            _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def announce_soon(self) -> None:
+        """What this worker serves has changed."""
+        self._duties[-1].next_at = 0.0
+        self._changed.set()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join(timeout_s)
+        try:
+            self._broker.withdraw()
+        except BrokerUnavailable as error:
+            log.warning("The worker could not take its announcement back; it expires.", extra={"cause": str(error)})
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for duty in self._duties:
+                duty.perform_when_due()
+            pause = min(duty.next_at for duty in self._duties) - time.monotonic()
+            self._changed.wait(max(0.0, pause))
+            self._changed.clear()
+
+    def _renew(self) -> None:
+        lanes = self._lanes()
+        if not lanes:
+            return
+        for lane, renewed in zip(lanes, self._broker.renew([lane.queue for lane in lanes]), strict=True):
+            self._metrics.set_leases(lane.served.model, len(lane.held))
+            if not renewed and lane.held:
+                lost = lane.drop_lost()
+                if lost:
+                    log.warning("Leases had run out before they were renewed.", extra={"count": lost})
+                    self._metrics.lost_leases(lane.served.model, lost)
+
+    def _sweep(self) -> None:
+        for lane in self._lanes():
+            self._broker.due(lane.queue)
+            reclaimed = self._broker.reclaim(lane.queue)
+            if reclaimed.returned:
+                log.warning(
+                    "Took back jobs whose worker was lost.", extra={"queue": lane.queue, "count": reclaimed.returned}
+                )
+                self._metrics.reclaimed(lane.served.model, reclaimed.returned)
+            lane.bury_exhausted(reclaimed.exhausted)
+
+    def _announce(self) -> None:
+        self._broker.announce(self._info())
+
+
+class _Duty:
+    """Something to do every so often."""
+
+    def __init__(self, name: str, every_s: float, perform: Callable[[], None]) -> None:
+        self.name = name
+        self.next_at = 0.0
+        self._every_s = every_s
+        self._perform = perform
+
+    def perform_when_due(self) -> None:
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        self.next_at = now + self._every_s
+        try:
+            self._perform()
+        except BrokerUnavailable as error:
+            self.next_at = now + min(self._every_s, 1.0)
+            log.warning("The broker is away; trying again.", extra={"duty": self.name, "cause": str(error)})
+        except Exception:
+            log.exception("A duty failed; it is tried again.", extra={"duty": self.name})

@@ -1,0 +1,320 @@
+"""One model's queue inside a worker: what it holds, and the thread that leases, reads and encodes.
+
+A lane keeps at most `prefetch_batches` batches of rows ahead of the device, so a slow device hoards no work. Every lease
+that a lane took is in `held` until it was settled, released or put aside; what is in `held` is renewed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from batching import Batcher, Limits, Row, RowTooLong
+from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, Settlement
+from broker.keys import PRIORITY_STEPS
+from broker.message import decode
+from inference import Encoded, RowError
+from workers.backoff import Backoff
+from workers.executor import Executor
+from workers.jobs import Ending, Job, Served, buried, dropped, failed, finished, parse
+
+log = logging.getLogger(__name__)
+
+#: Longest the feeder sleeps on an empty queue, seconds. Messages given back by other workers wake nobody, so it looks.
+IDLE_LOOK_S = 1.0
+#: How long a waiter blocks on its list; longer than the feeder sleeps, so that no moment is left unwatched.
+WAIT_S = 1.5 * IDLE_LOOK_S
+
+
+@dataclass(slots=True, eq=False)
+class RowRef:
+    """One row of a job, encoded."""
+
+    job: Job
+    index: int
+    encoded: Encoded
+
+
+@dataclass(frozen=True, slots=True)
+class LanePorts:
+    """Where a lane hands on what it has made; each may be called from the lane's threads."""
+
+    rows_ready: Callable[[], None]
+    received: Callable[[Sequence[Job]], None]
+    endings: Callable[[Lane, Sequence[Ending]], None]
+    burials: Callable[[Lane, Sequence[Settlement]], None]
+    is_revoked: Callable[[str], bool]
+
+
+class Lane:
+    """Owns a queue's batcher and leases. `lock` guards `batcher` and `held`."""
+
+    def __init__(
+        self,
+        queue: str,
+        served: Served,
+        executor: Executor,
+        limits: Limits,
+        prefetch_batches: int,
+        broker: Broker,
+        lock: threading.Condition,
+        ports: LanePorts,
+    ) -> None:
+        self.queue = queue
+        self.served = served
+        self.executor = executor
+        self.held: dict[bytes, Job | None] = {}
+        self.batcher: Batcher[RowRef] = Batcher(limits)
+        self._limits = limits
+        self._depth_rows = prefetch_batches * limits.max_batch_size
+        self._broker = broker
+        self._lock = lock
+        self._ports = ports
+        self._stopping = threading.Event()
+        self._work = threading.Event()
+        self._room = threading.Event()
+        self._in_hand: Sequence[Lease] = ()
+        self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
+        self._feeder = threading.Thread(target=self._feed, name=f"feeder {queue}", daemon=True)
+
+    def start(self) -> None:
+        self._feeder.start()
+        for waiter in self._waiters:
+            waiter.thread.start()
+
+    def stop_leasing(self, timeout_s: float) -> None:
+        """Take no more; returns when the feeder has handed on what it had in its hands."""
+        self._stopping.set()
+        self._work.set()
+        self._room.set()
+        self._feeder.join(timeout_s)
+
+    def release_unstarted(self) -> int:
+        """Give back everything that is still held; only after the device and the settler have ended."""
+        with self._lock:
+            self.batcher.drain()
+            tags = sorted(self.held, key=int)
+            self.held.clear()
+        return self._broker.release(self.queue, tags)
+
+    def drop_lost(self) -> int:
+        """Forget what another worker has taken over; returns how many jobs that were. Their results will be refused."""
+        with self._lock:
+            known = set(self.held)
+        lost = known.difference(self._broker.held_tags(self.queue))
+        self.forget(lost)
+        return len(lost)
+
+    def batch_taken(self) -> None:
+        """The device took a batch: there is room for more rows."""
+        self._room.set()
+
+    def forget(self, tags: Iterable[bytes]) -> None:
+        """These leases have ended."""
+        with self._lock:
+            for tag in tags:
+                self.held.pop(tag, None)
+
+    def wait_for_list(self, step: int) -> None:
+        """Runs in a waiter's thread: wake the feeder when this list holds something."""
+        if self._broker.wait(self.queue, step, WAIT_S):
+            self._work.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _feed(self) -> None:
+        backoff = Backoff()
+        answer_lost = False
+        while not self.stopping:
+            try:
+                if answer_lost:
+                    self._release_unknown()
+                    answer_lost = False
+                self._feed_once()
+                backoff.reset()
+            except BrokerUnavailable as error:
+                answer_lost = True
+                log.warning("The broker is away; leasing goes on when it is back.", extra={"cause": str(error)})
+                backoff.wait(self._stopping)
+            except Exception:
+                log.exception("The feeder failed; it goes on.", extra={"queue": self.queue})
+                self._bury_in_hand()
+                backoff.wait(self._stopping)
+
+    def _feed_once(self) -> None:
+        room = self._depth_rows - len(self.batcher)
+        # Small change is not worth a round trip: lease by whole batches while the device has work.
+        if room < min(self._limits.max_batch_size, self._depth_rows):
+            self._room.clear()
+            if self._depth_rows - len(self.batcher) < min(self._limits.max_batch_size, self._depth_rows):
+                self._room.wait(IDLE_LOOK_S)
+            return
+        self._work.clear()
+        leased = self._broker.lease(self.queue, room)
+        if leased.leases:
+            self._take_in(leased.leases)
+        if not leased.waiting:
+            for waiter in self._waiters:
+                waiter.arm()
+            self._work.wait(IDLE_LOOK_S)
+
+    def _bury_in_hand(self) -> None:
+        """A fault of ours while reading these messages would only come again; they wait with the dead letters."""
+        with self._lock:
+            leases = [lease for lease in self._in_hand if self.held.get(lease.tag, self) is None]
+        error = BadMessage("the worker failed while it read this message; its log says why")
+        self._ports.burials(self, [self._burial(lease, error, "WorkerError") for lease in leases])
+
+    def _take_in(self, leases: Sequence[Lease]) -> None:
+        self._in_hand = leases
+        now, now_wall = time.monotonic(), time.time()
+        with self._lock:
+            for lease in leases:
+                self.held[lease.tag] = None
+        jobs: list[Job] = []
+        endings: list[Ending] = []
+        burials: list[Settlement] = []
+        delayed: list[tuple[bytes, float]] = []
+        for lease in leases:
+            try:
+                message = decode(lease.message)
+                age = max(0.0, now_wall - message.enqueued_at) if message.enqueued_at is not None else 0.0
+                job = parse(lease, message, now - age)
+            except BadMessage as error:
+                log.error("A message cannot be run; it went to the dead letters.", extra={"reason": error.reason})
+                burials.append(self._burial(lease, error, "BadMessage"))
+                continue
+            if message.eta is not None and message.eta > now_wall:
+                delayed.append((lease.tag, message.eta))
+            elif (ending := self.not_to_run(job, now_wall)) is not None:
+                endings.append(ending)
+            else:
+                jobs.append(job)
+        if delayed:
+            self._broker.schedule(self.queue, delayed)
+            self.forget([tag for tag, _ in delayed])
+        if burials:
+            self._ports.burials(self, burials)
+        if jobs:
+            self._ports.received(jobs)
+            endings += self._encode(jobs)
+        if endings:
+            self._ports.endings(self, endings)
+
+    def not_to_run(self, job: Job, now_wall: float) -> Ending | None:
+        """The ending of a job that was cancelled or has expired; None when it may run."""
+        expires_at = job.message.expires_at
+        if expires_at is not None and expires_at <= now_wall:
+            return dropped(job, self.served, JobStatus.EXPIRED, "expired")
+        if self._ports.is_revoked(job.id):
+            return dropped(job, self.served, JobStatus.CANCELLED, "revoked")
+        return None
+
+    def _encode(self, jobs: Sequence[Job]) -> list[Ending]:
+        """Encode all rows of these jobs and queue them for the device; returns the jobs that ended already."""
+        begin = time.monotonic()
+        encoded = iter(self.executor.encode([row for job in jobs for row in job.inputs]))
+        now = time.monotonic()
+        rows: list[Row[RowRef]] = []
+        ended: list[Ending] = []
+        longest = self._limits.max_batch_tokens
+        for job in jobs:
+            job.encode_s = now - begin
+            for index in range(len(job.inputs)):
+                row = next(encoded)
+                if isinstance(row, Encoded) and row.tokens > longest:
+                    row = RowError("RowTooLong", str(RowTooLong(row.tokens, longest)))
+                if isinstance(row, RowError):
+                    job.outputs[index] = row
+                    job.rows_left -= 1
+                else:
+                    job.tokens = max(job.tokens, row.tokens)
+                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued))
+            # The inputs are not needed any more, and may be large.
+            job.inputs = []
+            if job.rows_left == 0:
+                ended.append(self.ending(job))
+        with self._lock:
+            for job in jobs:
+                self.held[job.lease.tag] = job
+            for ready in rows:
+                self.batcher.add(ready, now)
+        self._ports.rows_ready()
+        return ended
+
+    def ending(self, job: Job) -> Ending:
+        """The ending of a job whose rows all have an outcome."""
+        if not job.many and isinstance(job.outputs[0], RowError):
+            return failed(job, self.served, job.outputs[0])
+        return finished(job, self.served)
+
+    def bury_exhausted(self, leases: Sequence[Lease]) -> None:
+        """Settle messages that ran out of attempts; the broker holds them for this worker."""
+        burials = []
+        for lease in leases:
+            try:
+                job_id: str | None = decode(lease.message).id
+            except BadMessage as unreadable:
+                job_id = unreadable.job_id
+            log.error("A job ran out of attempts.", extra={"job_id": job_id, "attempts": lease.attempt})
+            error = BadMessage(f"its worker was lost {lease.attempt} times", job_id=job_id)
+            burials.append(self._burial(lease, error, "WorkerLost"))
+        if burials:
+            with self._lock:
+                self.held.update((lease.tag, None) for lease in leases)
+            self._ports.burials(self, burials)
+
+    def _burial(self, lease: Lease, error: BadMessage, kind: str) -> Settlement:
+        letter = {
+            "reason": error.reason,
+            "job_id": error.job_id,
+            "queue": self.queue,
+            "priority": lease.step,
+            "attempts": lease.attempt,
+            "buried_at": time.time(),
+            # Messages that are no text are kept too: every byte maps to the code point of the same number.
+            "message": lease.message.decode("latin-1"),
+        }
+        dead_letter = FollowUp(self._broker.keys.queue(self.queue).dead, json.dumps(letter).encode())
+        return buried(lease, error, self.served, dead_letter, kind)
+
+    def _release_unknown(self) -> None:
+        """Give back what the server handed us in an answer that never arrived."""
+        with self._lock:
+            known = set(self.held)
+        unknown = [tag for tag in self._broker.held_tags(self.queue) if tag not in known]
+        if unknown:
+            count = self._broker.release(self.queue, unknown)
+            log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
+
+
+class _Waiter:
+    """A thread that waits, when armed, for one of the queue's priority lists to hold a message."""
+
+    def __init__(self, lane: Lane, step: int) -> None:
+        self._lane = lane
+        self._step = step
+        self._armed = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"waiter {lane.queue} {step}", daemon=True)
+
+    def arm(self) -> None:
+        self._armed.set()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._lane.stopping:
+            if not self._armed.wait(IDLE_LOOK_S):
+                continue
+            self._armed.clear()
+            try:
+                self._lane.wait_for_list(self._step)
+                backoff.reset()
+            except BrokerUnavailable:
+                # The feeder reports it; it also looks by itself while no waiter can.
+                backoff.wait(threading.Event())

@@ -1,0 +1,182 @@
+"""The thread that ends jobs: postprocess, store, tell. It settles one batch while the device runs the next."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker import Broker, BrokerUnavailable, SettleAnswer, Settlement
+from inference import gpu_memory_bytes
+from telemetry.logs import LineWriter
+from telemetry.metrics import WorkerMetrics
+from workers.backoff import Backoff
+from workers.device_loop import Endings, RunBatch
+from workers.jobs import Ending
+from workers.lane import Lane
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Burials:
+    """Messages of a lane that go to the dead letters."""
+
+    lane: Lane
+    settlements: Sequence[Settlement]
+
+
+class Settler:
+    """Takes what is to end from `work`, in order, and ends it, however long the broker is away."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        work: queue.Queue[RunBatch | Endings | Burials | None],
+        metrics: WorkerMetrics,
+        lines: LineWriter,
+        ended: Callable[[Sequence[Ending]], None],
+    ) -> None:
+        self._broker = broker
+        self._work = work
+        self._metrics = metrics
+        self._lines = lines
+        self._ended = ended
+        self._giving_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Settle what is there, then end. False when it could not within `timeout_s`: those leases will expire."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        self._giving_up.set()
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            try:
+                match item:
+                    case RunBatch():
+                        self._settle_batch(item)
+                    case Endings():
+                        self._settle(item.lane, item.endings)
+                    case Burials():
+                        self._bury(item)
+            except Exception:
+                log.exception("Settling failed; these jobs come back when their lease has run out.")
+
+    def _settle_batch(self, batch: RunBatch) -> None:
+        begin = time.monotonic()
+        outputs = batch.lane.executor.finish(batch.inferred)
+        postprocess_s = time.monotonic() - begin
+        endings = []
+        for row, output in zip(batch.rows, outputs, strict=True):
+            job = row.job
+            job.outputs[row.index] = output
+            job.rows_left -= 1
+            job.infer_s += batch.infer_s
+            job.postprocess_s += postprocess_s
+            job.batch_size = max(job.batch_size, len(batch.rows))
+            if job.rows_left == 0:
+                endings.append(batch.lane.ending(job))
+        self._settle(batch.lane, endings)
+        self._report(batch, postprocess_s)
+
+    def _bury(self, burials: Burials) -> None:
+        answers = self._store(burials.lane, burials.settlements)
+        served = burials.lane.served
+        self._metrics.dead_letter(served.model, sum(answer is not SettleAnswer.LOST for answer in answers))
+
+    def _settle(self, lane: Lane, endings: Sequence[Ending]) -> list[Ending]:
+        """End these jobs; returns those that were still ours, told to logs, metrics and events."""
+        if not endings:
+            return []
+        answers = self._store(lane, [ending.settlement for ending in endings])
+        settled = [ending for ending, answer in zip(endings, answers, strict=True) if answer is SettleAnswer.SETTLED]
+        lost = sum(answer is SettleAnswer.LOST for answer in answers)
+        if lost:
+            log.warning("Leases were lost; these results were not stored.", extra={"count": lost, "queue": lane.queue})
+            self._metrics.lost_leases(lane.served.model, lost)
+        self._ended(settled)
+        now = time.monotonic()
+        self._metrics.jobs_ended(
+            lane.served.model,
+            lane.served.version,
+            statuses=Counter(ending.status for ending in settled),
+            latencies_s=[now - ending.job.queued for ending in settled],
+            queue_waits_s=[ending.job.started - ending.job.queued for ending in settled if ending.job.started],
+        )
+        self._lines.write([_job_line(lane, ending) for ending in settled])
+        return settled
+
+    def _store(self, lane: Lane, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        backoff = Backoff()
+        while True:
+            try:
+                answers = self._broker.settle(lane.queue, settlements)
+                break
+            except BrokerUnavailable as error:
+                if self._giving_up.is_set():
+                    raise
+                log.warning("The broker is away; results wait for it.", extra={"cause": str(error)})
+                backoff.wait(self._giving_up)
+        lane.forget([settlement.tag for settlement in settlements])
+        return answers
+
+    def _report(self, batch: RunBatch, postprocess_s: float) -> None:
+        served, rows = batch.lane.served, len(batch.rows)
+        tokens = sum(row.encoded.tokens for row in batch.rows)
+        first = batch.rows[0].job
+        self._metrics.batch_done(
+            served.model,
+            served.version,
+            preprocess_s=first.encode_s,
+            inference_s=batch.infer_s,
+            postprocess_s=postprocess_s,
+            rows=rows,
+            tokens=tokens,
+            padded_tokens=batch.longest * rows,
+            closed_by=batch.reason,
+        )
+        log.info(
+            "Batch done.",
+            extra={
+                "model": served.model,
+                "version": served.version,
+                "batch_size": rows,
+                "batch_tokens": tokens,
+                "padding_ratio": round(1 - tokens / (batch.longest * rows), 4),
+                "closed_by": batch.reason.value,
+                "preprocess_ms": round(first.encode_s * 1e3, 3),
+                "infer_ms": round(batch.infer_s * 1e3, 3),
+                "postprocess_ms": round(postprocess_s * 1e3, 3),
+                "gpu_memory_bytes": gpu_memory_bytes(),
+            },
+        )
+
+
+def _job_line(lane: Lane, ending: Ending) -> dict[str, object]:
+    job = ending.job
+    return {
+        "message": "Job done.",
+        "job_id": job.id,
+        "request_id": job.message.request_id,
+        "model": lane.served.model,
+        "version": lane.served.version,
+        "status": ending.status.value,
+        "error": ending.error.type if ending.error else None,
+        "attempt": job.lease.attempt,
+        "batch_size": job.batch_size,
+        "queue_wait_ms": round((job.started - job.queued) * 1e3, 3) if job.started else None,
+        "preprocess_ms": round(job.encode_s * 1e3, 3),
+        "infer_ms": round(job.infer_s * 1e3, 3),
+        "postprocess_ms": round(job.postprocess_s * 1e3, 3),
+        "input_tokens": job.tokens,
+    }
