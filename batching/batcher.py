@@ -20,7 +20,7 @@ class Batcher(Generic[T]):
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._rows: deque[Row[T]] = deque()
-        # How far the batch now forming reaches, so that each row is looked at once when it comes, not at every question.
+        # How far the batch now forming reaches, so that each row is looked at once, not at every question.
         self._forming = 0
         self._longest = 0
         self._closed: CloseReason | None = None

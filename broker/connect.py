@@ -118,5 +118,5 @@ def _check_scheme(url: str) -> None:
 def _for_scheme(url: str, options: dict[str, Any]) -> dict[str, Any]:
     # A unix socket has no keep-alive, and redis-py refuses the option there.
     if url.startswith("unix:"):
-        return {name: value for name, value in options.items() if name not in ("socket_keepalive",)}
+        return {name: value for name, value in options.items() if name != "socket_keepalive"}
     return options

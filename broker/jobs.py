@@ -1,6 +1,7 @@
 """A job as the broker keeps it and as readers see it.
 
-`NewJob` goes in, `JobState` comes out. Times are Unix seconds. JSON travels as bytes and is parsed only by who needs it.
+`NewJob` goes in, `JobState` comes out. Times are Unix seconds. JSON travels as bytes, parsed only
+by who needs it.
 """
 
 from __future__ import annotations

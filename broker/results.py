@@ -1,6 +1,7 @@
 """Results as Celery's Redis backend keeps them, with one more field, `sheaf`, that Celery clients do not look at.
 
-Source: `celery.backends.base` (`_get_result_meta`, `prepare_exception`), which reads status, result, traceback, children.
+Source: `celery.backends.base` (`_get_result_meta`, `prepare_exception`), which reads status, result, traceback and
+children.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Broker:
         return Leased(leases=_leases(answer), waiting=answer[0])
 
     def wait(self, queue: str, step: int, timeout_s: float) -> bool:
-        """Block until the queue's list of this priority step holds a message; takes nothing. False after the timeout."""
+        """Block until the list of this priority step holds a message; takes nothing. False after the timeout."""
         keys = self._keys(queue)
         name = keys.waiting[PRIORITY_STEPS.index(step)]
         with translated():

@@ -1,4 +1,4 @@
-"""Real servers for the tests: the embedded Valkey and Debian's redis-server, each on a port and in a folder of its own."""
+"""Real servers for the tests: the embedded Valkey and Debian's redis-server, each on a port of its own."""
 
 from __future__ import annotations
 

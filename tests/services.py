@@ -16,6 +16,7 @@ from typing import Self
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+REPOSITORY = Path(__file__).parent.parent
 #: The command that the project installs.
 SHEAF = str(Path(sys.executable).with_name("sheaf"))
 
@@ -49,7 +50,7 @@ class Service:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={name: value for name, value in os.environ.items() if not name.startswith("SHEAF_")},
+                env=_environment(),
                 start_new_session=True,
             )
 
@@ -87,6 +88,12 @@ class Service:
         return self.log_path.read_text(errors="replace")
 
 
+def _environment() -> dict[str, str]:
+    """Ours without any settings, and with this repository's own handlers in reach."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHEAF_")}
+    return inherited | {"PYTHONPATH": str(REPOSITORY)}
+
+
 def metric(port: int, name: str, **labels: str) -> float:
     """The value of one sample of a process' metrics page; 0 when it is not there (yet)."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -103,6 +110,6 @@ def answers(url: str) -> bool:
     """True when the URL answers with a 2xx."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
-            return 200 <= answer.status < 300
+            return bool(200 <= answer.status < 300)
     except OSError:
         return False

@@ -1,7 +1,7 @@
 """The Celery application: what `celery -A workers.app`, Flower and our own worker process share.
 
-Celery keeps control commands, events, heartbeats and gossip. The model queues are not among its queues: the drain serves
-those, so that no message is ever in Celery's hands alone.
+Celery keeps control commands, events, heartbeats and gossip. The model queues are not among its queues: the drain
+serves those, so that no message is ever in Celery's hands alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_app(settings: Settings) -> Celery:
     return app
 
 
-def _infer(*args: object, **kwargs: object) -> NoReturn:
+def _infer(*_args: object, **_kwargs: object) -> NoReturn:
     """Registered so that `inspect registered` and Flower know the task; calls are served by the drain."""
     raise RuntimeError(
         f"{TASK_NAME} is served from the queues infer.<model>: send it with queue='infer.<model>', "

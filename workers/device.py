@@ -29,8 +29,8 @@ from workers.loading import ModelLoader
 
 log = logging.getLogger(__name__)
 
-#: The interpreter lets a busy thread run this long before another gets its turn. The default of 5 ms would add itself to
-#: every hand-over between feeder, device and settler while one of them computes.
+#: The interpreter lets a busy thread run this long before another gets its turn. The default of 5 ms would add itself
+#: to every hand-over between feeder, device and settler while one of them computes.
 SWITCH_INTERVAL_S = 0.0005
 
 

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from batching import Batch, CloseReason
+from batching import Batch
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
-from inference import Inferred
 from workers.backoff import Backoff
+from workers.handover import Endings, Handover, RunBatch
 from workers.jobs import Ending, Job
 from workers.lane import Lane, RowRef
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunBatch:
-    """A batch that the device has run, on its way to be settled."""
-
-    lane: Lane
-    rows: tuple[RowRef, ...]
-    inferred: Inferred
-    infer_s: float
-    longest: int
-    reason: CloseReason
-
-
-@dataclass(frozen=True, slots=True)
-class Endings:
-    """Jobs of a lane that ended without a batch."""
-
-    lane: Lane
-    endings: Sequence[Ending]
 
 
 class DeviceLoop:
@@ -46,7 +24,7 @@ class DeviceLoop:
         self,
         broker: Broker,
         lock: threading.Condition,
-        settling: queue.Queue[RunBatch | Endings],
+        settling: Handover,
         started: Callable[[Sequence[Job]], None],
     ) -> None:
         self._broker = broker

@@ -22,14 +22,15 @@ from dataclasses import replace
 from broker import Broker, WorkerInfo
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics
-from workers.device_loop import DeviceLoop, Endings, RunBatch
+from workers.device_loop import DeviceLoop
 from workers.events import TaskEvents
 from workers.executor import Executor
+from workers.handover import Burials, Endings, Handover
 from workers.jobs import Ending, Served
 from workers.keeper import Keeper
 from workers.lane import Lane, LanePorts
 from workers.loading import ModelLoader
-from workers.settling import Burials, Settler
+from workers.settling import Settler
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Drain:
         self._events = events
         self._on_ended = on_ended
         self._lock = threading.Condition()
-        self._work: queue.Queue[RunBatch | Endings | Burials | None] = queue.Queue(SETTLING_DEPTH)
+        self._work: Handover = queue.Queue(SETTLING_DEPTH)
         self._ports = LanePorts(
             rows_ready=self._rows_ready,
             received=events.received,

@@ -39,12 +39,11 @@ _Maker = Callable[[_Event], list[_Event]]
 
 
 class TaskEvents:
-    """Collects events from any thread and publishes them from its own, while `enabled()` says that somebody wants them."""
+    """Collects events from any thread and publishes them from its own, while `enabled()` says that they are wanted."""
 
-    def __init__(
-        self, app: Celery, hostname: str, enabled: Callable[[], bool], dropped: Callable[[int], None]
-    ) -> None:
+    def __init__(self, app: Celery, hostname: str, enabled: Callable[[], bool], dropped: Callable[[int], None]) -> None:
         self._app = app
+        self._clock = app.clock  # type: ignore[attr-defined]  # missing from the stubs
         self._hostname = hostname
         self._enabled = enabled
         self._dropped = dropped
@@ -79,7 +78,7 @@ class TaskEvents:
         if len(self._waiting) >= MAX_WAITING:
             self._dropped(count)
             return
-        self._waiting.append((time.time(), self._app.clock.forward(), events))
+        self._waiting.append((time.time(), self._clock.forward(), events))
         self._something.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """One model's queue inside a worker: what it holds, and the thread that leases, reads and encodes.
 
-A lane keeps at most `prefetch_batches` batches of rows ahead of the device, so a slow device hoards no work. Every lease
-that a lane took is in `held` until it was settled, released or put aside; what is in `held` is renewed.
+A lane keeps at most `prefetch_batches` batches of rows ahead of the device, so a slow device hoards no work. Every
+lease that a lane took is in `held` until it was settled, released or put aside; what is in `held` is renewed.
 """
 
 from __future__ import annotations

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from broker import Broker, BrokerUnavailable, SettleAnswer, Settlement
 from inference import gpu_memory_bytes
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics
 from workers.backoff import Backoff
-from workers.device_loop import Endings, RunBatch
+from workers.handover import Burials, Endings, Handover, RunBatch
 from workers.jobs import Ending
 from workers.lane import Lane
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Burials:
-    """Messages of a lane that go to the dead letters."""
-
-    lane: Lane
-    settlements: Sequence[Settlement]
 
 
 class Settler:
@@ -36,7 +26,7 @@ class Settler:
     def __init__(
         self,
         broker: Broker,
-        work: queue.Queue[RunBatch | Endings | Burials | None],
+        work: Handover,
         metrics: WorkerMetrics,
         lines: LineWriter,
         ended: Callable[[Sequence[Ending]], None],

@@ -12,7 +12,7 @@ from broker import Broker
 QUEUE = "infer.echo"
 MakeBroker = Callable[..., Broker]
 
-#: Keys that are meant to live until their work is done: queues, leases, delayed and dead messages, counters, the registry.
+#: Keys that live until their work is done: queues, leases, delayed and dead messages, counters, the registry.
 PERMANENT = (
     QUEUE,
     "sheaf:returned:",

@@ -8,7 +8,7 @@ import time
 import pytest
 import redis
 
-from broker import Broker, FollowUp, SettleAnswer, Settlement, Start, StartAnswer, UnsupportedServer
+from broker import Broker, FollowUp, Lease, SettleAnswer, Settlement, Start, StartAnswer, UnsupportedServer
 from broker.connect import check_server_info
 from tests.broker.conftest import QUEUE, MakeBroker
 from tests.conftest import wait_until
@@ -82,7 +82,7 @@ def test_the_lowest_priority_gets_one_slot_in_ten_under_endless_high_load(
 def test_settle_stores_publishes_and_drops_the_lease(client: redis.Redis, broker: Broker) -> None:
     push(client, "message")
     [lease] = broker.lease(QUEUE, 1).leases
-    with client.pubsub() as pubsub:
+    with client.pubsub() as pubsub:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         pubsub.subscribe("celery-task-meta-job-1")
         wait_until(lambda: pubsub.get_message(timeout=0.1), description="the subscription is confirmed")
         assert broker.settle(QUEUE, [settlement(lease.tag)]) == [SettleAnswer.SETTLED]
@@ -199,8 +199,13 @@ def test_a_message_out_of_attempts_passes_to_the_reclaimer_who_holds_it(
     push(client, "killer")
     make_broker("dead", lease_s=0.05, max_attempts=1).lease(QUEUE, 1)
     other = make_broker("other", max_attempts=1)
-    exhausted = []
-    wait_until(lambda: exhausted.extend(other.reclaim(QUEUE).exhausted) or exhausted, description="the lease runs out")
+    exhausted: list[Lease] = []
+
+    def reclaimed() -> bool:
+        exhausted.extend(other.reclaim(QUEUE).exhausted)
+        return bool(exhausted)
+
+    wait_until(reclaimed, description="the lease runs out")
     assert [(lease.attempt, lease.message) for lease in exhausted] == [(1, b"killer")]
     assert other.lease(QUEUE, 1).leases == []
     assert other.settle(QUEUE, [settlement(exhausted[0].tag)]) == [SettleAnswer.SETTLED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import orjson
 import pytest
@@ -42,13 +43,13 @@ def test_a_message_that_we_wrote_is_read_by_kombu(server_url: str) -> None:
     job = NewJob("job-1", "echo", QUEUE, b'{"input":"x"}', Priority.HIGH, 1000.0, expires_at=2000.0)
     with redis.Redis.from_url(server_url) as client:
         client.lpush(QUEUE, encode(job))
-    bodies: list[object] = []
+    bodies: list[tuple[Any, str]] = []
     with Connection(server_url) as connection, connection.channel() as channel:
         consumer = Consumer(channel, [Queue(QUEUE)], accept=["json"], no_ack=True)
         consumer.register_callback(lambda body, message: bodies.append((body, message.headers["id"])))
         with consumer:
             connection.drain_events(timeout=5)
-    [(body, job_id)] = bodies  # type: ignore[misc]  # what the callback put there
+    [(body, job_id)] = bodies
     assert job_id == "job-1"
     assert body[:2] == [[], {"input": "x"}]
 

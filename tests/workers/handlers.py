@@ -11,6 +11,8 @@ from inference import Encoded, Handler, ModelSpec
 class Sleeper(Handler):
     """Sleeps, on the device's thread, for as many seconds as the longest row says."""
 
+    uses_torch = False
+
     def load(self, spec: ModelSpec, device: str, dtype: object) -> None:
         pass
 

@@ -35,7 +35,8 @@ def test_many_rows_in_one_call_come_back_in_their_order(worker: RunningWorker, c
 
 def test_a_bad_row_fails_alone_and_with_its_own_error(worker: RunningWorker, celery_client: Celery) -> None:
     sent = {
-        row: celery_client.send_task("sheaf.infer", args=[row], queue="infer.picky") for row in (1, 2, -1, 3, "nonsense")
+        row: celery_client.send_task("sheaf.infer", args=[row], queue="infer.picky")
+        for row in (1, 2, -1, 3, "nonsense")
     }
     assert [sent[row].get(timeout=10) for row in (1, 2, 3)] == [1.0, 2.0, 3.0]
     with pytest.raises(ArithmeticError, match="minus one cannot be served"):

@@ -1,0 +1,76 @@
+"""The app: routes, error answers, and what lives from start to stop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import health, jobs, models, problems
+from api.envelope import Envelope
+from api.problems import Problem
+from api.state import ApiState
+from broker import AsyncBroker, BrokerError
+from configs import Settings
+from telemetry.logs import LineWriter
+from telemetry.metrics import ApiMetrics
+
+DESCRIPTION = """
+Submit a job, then poll it, or wait for it with `Prefer: wait=N`. Each model has a queue on Redis; workers drain it in
+batches. Errors are `application/problem+json` with a stable `type`.
+"""
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    registry: CollectorRegistry = app.state.registry
+    broker = await AsyncBroker.open(
+        settings.broker.server_url,
+        key_prefix=settings.broker.key_prefix,
+        max_queue_depth=settings.broker.max_queue_depth,
+        read_timeout_s=settings.broker.read_timeout_s,
+    )
+    app.state.sheaf = ApiState(settings, broker, registry, app.state.metrics, app.state.envelope.stopping)
+    yield
+    app.state.envelope.flush()
+    await broker.close()
+
+
+def create_app(settings: Settings) -> Envelope:
+    """The ASGI application. It needs no broker until the first request."""
+    app = FastAPI(title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=_lifespan, redoc_url=None)
+    registry = CollectorRegistry()
+    metrics = ApiMetrics(registry)
+    app.state.settings = settings
+    app.state.registry = registry
+    app.state.metrics = metrics
+    for part in (jobs, models, health):
+        app.include_router(part.router)
+    app.add_exception_handler(Problem, problems.on_problem)
+    app.add_exception_handler(BrokerError, problems.on_broker_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    envelope = Envelope(app, metrics, LineWriter(settings.logging.format, service="api"))
+    app.state.envelope = envelope
+    return envelope
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return problems.response(problems.invalid(error.errors()), request.state.request_id)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    kind = {404: problems.NOT_FOUND, 405: problems.METHOD_NOT_ALLOWED}.get(error.status_code, problems.INTERNAL)
+    problem = Problem(kind, f"{request.method} {request.url.path}: see /docs", headers=error.headers or {})
+    return problems.response(problem, request.state.request_id)

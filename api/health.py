@@ -1,0 +1,64 @@
+"""For probes and scrapes: is the process alive, can it serve, and what does it count."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from api import problems, state
+from api.problems import PROBLEM, Problem
+from api.schemas import Readiness
+from broker import BrokerError, queue_name
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez", summary="Is the process alive?", response_class=PlainTextResponse)
+async def livez() -> Response:
+    """200 while the process answers at all; it looks at nothing else."""
+    return PlainTextResponse("ok\n")
+
+
+@router.get(
+    "/readyz",
+    summary="Can jobs be served?",
+    response_class=Response,
+    responses={200: {"model": Readiness}, 503: {"description": "Not yet, or not now.", **PROBLEM}},
+)
+async def readyz(request: Request) -> Response:
+    """200 when the broker answers and every model is served by a worker.
+
+    A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`.
+    """
+    shared = state.of(request)
+    if shared.stopping.is_set():
+        raise Problem(problems.NOT_READY, "the server is stopping")
+    await shared.broker.ping()
+    announced = await shared.announced()
+    models = {name: state.model_state(announced.get(name, [])) for name in shared.settings.models}
+    if "ready" not in models.values() or not {"ready", "failed"}.issuperset(models.values()):
+        waiting = ", ".join(f"{name} is {found}" for name, found in models.items() if found != "ready")
+        raise Problem(problems.NOT_READY, f"not all models are served: {waiting}", {"models": models})
+    return Response(orjson.dumps({"status": "ready", "models": models}), media_type="application/json")
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Of this process; queue depths are asked of the broker for each scrape."""
+    shared = state.of(request)
+    try:
+        for depth in await shared.broker.queue_depths([queue_name(name) for name in shared.settings.models]):
+            shared.metrics.set_queue_depth(depth.queue, depth.priority, depth.depth)
+    except BrokerError as error:
+        # Old depths would look like truth; the other metrics are still worth having.
+        shared.metrics.forget_queue_depths()
+        log.warning("Queue depths are not known.", extra={"cause": str(error)})
+    shared.metrics.set_waiters(shared.broker.waiters)
+    return Response(generate_latest(shared.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,228 @@
+"""Submit a job and read it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+import uuid
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import problems, state, views
+from api.problems import PROBLEM, Problem
+from api.schemas import PRIORITIES, Accepted, Job, JobRequest
+from broker import JobState, NewJob, queue_name
+
+router = APIRouter(tags=["jobs"])
+
+#: Until there are callers with names, all idempotency keys belong to one.
+_OWNER = "all"
+#: RFC 7240, with the one preference that is honoured here.
+_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_REQUESTS = TypeAdapter(JobRequest)
+
+_HEADERS = [
+    {
+        "name": "Prefer",
+        "in": "header",
+        "schema": {"type": "string", "examples": ["wait=10"]},
+        "description": "`wait=N`: answer 200 with the result if it is there within N seconds, else 202.",
+    },
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "schema": {"type": "string", "maxLength": 255},
+        "description": "A repeated submit with the same key and payload within a day returns the first one's job.",
+    },
+    {
+        "name": "X-Request-ID",
+        "in": "header",
+        "schema": {"type": "string", "maxLength": 128},
+        "description": "Found again in the answer, in log lines and in problems; made here when it is missing.",
+    },
+]
+
+
+@router.post(
+    "/v1/jobs",
+    summary="Submit a job",
+    response_class=Response,
+    status_code=202,
+    responses={
+        202: {"model": Accepted, "description": "The broker holds the job. `Location` is where to read it."},
+        200: {"model": Job, "description": "With `Prefer: wait=N`: the job has ended in time."},
+        400: {"description": "The body is not JSON.", **PROBLEM},
+        404: {"description": "There is no such model.", **PROBLEM},
+        413: {"description": "The body is over `api.max_payload_bytes`.", **PROBLEM},
+        415: {"description": "The content type is not JSON.", **PROBLEM},
+        422: {"description": "A field is wrong, or the idempotency key belongs to another payload.", **PROBLEM},
+        503: {
+            "description": "The queue is full or the broker is away; `Retry-After` says when to try again.",
+            **PROBLEM,
+        },
+    },
+    openapi_extra={
+        "parameters": _HEADERS,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": JobRequest.model_json_schema()}},
+        },
+    },
+)
+async def submit(request: Request) -> Response:
+    """Put a job on its model's queue. Answered only after the broker has accepted it."""
+    shared = state.of(request)
+    body = await _body(request, shared.settings.api.max_payload_bytes)
+    job = _new_job(request, body, shared)
+    wait_s = _preferred_wait(request, shared.settings.api.max_wait_s)
+    if wait_s is None:
+        job_id = await shared.broker.submit(job)
+        return _accepted(request, job_id, job)
+    waiting = shared.broker.submit_and_wait(job, wait_s)
+    ended = await _while_connected(request, shared, waiting)
+    if ended is None or not ended.ended:
+        answer = _accepted(request, job.id if ended is None else ended.id, job)
+    else:
+        request.state.job_id = ended.id
+        answer = _json(views.job(ended), 200)
+    answer.headers["preference-applied"] = f"wait={wait_s:g}"
+    return answer
+
+
+@router.get(
+    "/v1/jobs/{job_id}",
+    summary="Read a job",
+    response_class=Response,
+    responses={
+        200: {"model": Job},
+        404: {"description": "The id is unknown, or its result has passed its time to live.", **PROBLEM},
+        503: {"description": "The broker is away.", **PROBLEM},
+    },
+)
+async def read(
+    request: Request,
+    job_id: str,
+    wait: Annotated[float, Query(ge=0, description="Seconds to wait for the job to end.", allow_inf_nan=False)] = 0.0,
+) -> Response:
+    """The job as it is now; with `wait`, as soon as it has ended, or as it is after so many seconds."""
+    shared = state.of(request)
+    request.state.job_id = job_id
+    if wait:
+        waiting = shared.broker.wait(job_id, min(wait, shared.settings.api.max_wait_s))
+        found = await _while_connected(request, shared, waiting) or await shared.broker.fetch(job_id)
+    else:
+        found = await shared.broker.fetch(job_id)
+    if found is None:
+        raise Problem(problems.UNKNOWN_JOB, f"no job {job_id!r}: its id is wrong, or its result is no longer kept")
+    return _json(views.job(found), 200)
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The request's body. Refused before it is read whole when it is over `limit` bytes."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        # Forms and plain text are what a browser sends for any page without asking.
+        raise Problem(
+            problems.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> Problem:
+    # What is still to come of the body is not read, so the connection cannot be used again.
+    return Problem(
+        problems.PAYLOAD_TOO_LARGE,
+        f"a request may have {limit} bytes (api.max_payload_bytes): send fewer rows at a time",
+        headers={"connection": "close"},
+    )
+
+
+def _new_job(request: Request, body: bytes, shared: state.ApiState) -> NewJob:
+    try:
+        parsed = _REQUESTS.validate_python(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise Problem(problems.NOT_JSON, f"the body is not JSON: {error}") from None
+    except ValidationError as error:
+        raise problems.invalid(error.errors(include_url=False, include_input=False)) from None
+    if parsed.model not in shared.settings.models:
+        known = ", ".join(shared.settings.models)
+        raise Problem(problems.UNKNOWN_MODEL, f"there is no model {parsed.model!r}: it is one of {known}")
+    many = parsed.inputs is not None
+    now = time.time()
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise Problem(problems.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
+    return NewJob(
+        id=str(uuid.uuid4()),
+        model=parsed.model,
+        queue=queue_name(parsed.model),
+        payload=orjson.dumps({"inputs": parsed.inputs} if many else {"input": parsed.input}),
+        priority=PRIORITIES[parsed.priority],
+        created_at=now,
+        expires_at=None if parsed.timeout_s is None else now + parsed.timeout_s,
+        metadata=orjson.dumps(parsed.metadata) if parsed.metadata else b"{}",
+        many=many,
+        request_id=request.state.request_id,
+        idempotency_key=None if key is None else (_OWNER, key),
+        fingerprint="" if key is None else hashlib.sha256(body).hexdigest(),
+    )
+
+
+def _preferred_wait(request: Request, limit_s: float) -> float | None:
+    """Seconds that the caller wants to wait at most; None when it does not want to, or says it in no known way."""
+    for value in request.headers.getlist("prefer"):
+        if found := _WAIT.search(value):
+            return min(float(found[1]), limit_s)
+    return None
+
+
+async def _while_connected(
+    request: Request, shared: state.ApiState, waiting: Coroutine[Any, Any, JobState | None]
+) -> JobState | None:
+    """The result of `waiting`; None when the caller has gone or the server stops before it is there."""
+    wait = asyncio.ensure_future(waiting)
+    ends = [asyncio.ensure_future(_disconnected(request)), asyncio.ensure_future(shared.stopping.wait())]
+    try:
+        await asyncio.wait([wait, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return wait.result() if wait.done() else None
+    finally:
+        for task in (wait, *ends):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await wait
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _accepted(request: Request, job_id: str, job: NewJob) -> Response:
+    request.state.job_id = job_id
+    answer = _json(views.accepted(job_id, job), 202)
+    answer.headers["location"] = views.url(job_id)
+    return answer
+
+
+def _json(body: bytes, status: int) -> Response:
+    return Response(body, status_code=status, media_type="application/json")

@@ -1,0 +1,64 @@
+"""Which models there are, and how they fare."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import problems, state
+from api.problems import PROBLEM, Problem
+from api.schemas import ModelList, ModelView
+from broker import ModelInfo, queue_name
+from configs import ModelSettings
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models", summary="List the models", response_class=Response, responses={200: {"model": ModelList}})
+async def list_all(request: Request) -> Response:
+    """Every model of this service, with its state over all workers."""
+    shared = state.of(request)
+    announced = await shared.announced()
+    models = [_view(name, model, announced.get(name, [])) for name, model in shared.settings.models.items()]
+    return _json({"object": "list", "data": models})
+
+
+@router.get(
+    "/v1/models/{name}",
+    summary="Read a model",
+    response_class=Response,
+    responses={200: {"model": ModelView}, 404: {"description": "There is no such model.", **PROBLEM}},
+)
+async def read(request: Request, name: str) -> Response:
+    """One model, with its state over all workers."""
+    shared = state.of(request)
+    model = shared.settings.models.get(name)
+    if model is None:
+        known = ", ".join(shared.settings.models)
+        raise Problem(problems.UNKNOWN_MODEL, f"there is no model {name!r}: it is one of {known}")
+    return _json(_view(name, model, (await shared.announced()).get(name, [])))
+
+
+def _view(name: str, model: ModelSettings, infos: list[ModelInfo]) -> dict[str, object]:
+    overall = state.model_state(infos)
+    told = next((info for info in infos if info.state == overall), None)
+    return {
+        "name": name,
+        "object": "model",
+        "version": told.version if told else model.version,
+        "task": model.task,
+        "queue": queue_name(name),
+        "state": overall,
+        "workers": sum(info.state == "ready" for info in infos),
+        "precision": told.precision if told else model.precision,
+        "error": next((info.error for info in infos if info.error), None),
+        "max_batch_size": model.max_batch_size,
+        "max_batch_tokens": model.max_batch_tokens,
+        "max_wait_ms": model.max_wait_ms,
+    }
+
+
+def _json(content: object) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")

@@ -1,0 +1,141 @@
+"""What goes over the wire, as types: they check requests and describe answers in /docs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from broker import JobStatus, Priority
+
+PriorityName = Literal["high", "normal", "low"]
+PRIORITIES: dict[PriorityName, Priority] = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
+PRIORITY_NAMES: dict[Priority, PriorityName] = {priority: name for name, priority in PRIORITIES.items()}
+
+#: Most rows in one job: enough for a page of texts, little enough to be leased as one.
+MAX_ROWS = 4096
+
+
+class JobRequest(BaseModel):
+    """A job: one `input` or a list of `inputs`, for one model."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"model": "minilm", "input": "Sheaves of grain, bound and carried together."}]},
+    )
+
+    model: str = Field(description="A name from GET /v1/models.")
+    input: Any = Field(
+        default=None, description="One row; the job's answer is its `output`. An embedding takes a text."
+    )
+    inputs: list[Any] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_ROWS,
+        description="Many rows; the job's answer is `outputs`, one entry a row in their order.",
+    )
+    priority: PriorityName = "normal"
+    timeout_s: float | None = Field(
+        default=None, gt=0, le=604_800, description="A job that has not begun after so many seconds expires."
+    )
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Returned with the job as it is.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> JobRequest:
+        given = self.model_fields_set
+        if ("input" in given) == ("inputs" in given and self.inputs is not None):
+            raise ValueError("give either `input` (one row) or `inputs` (a list of rows)")
+        return self
+
+
+class Urls(BaseModel):
+    self: str
+
+
+class Accepted(BaseModel):
+    """A job that the broker holds. Read it at `urls.self`."""
+
+    id: str
+    object: Literal["job"]
+    status: JobStatus
+    model: str
+    created_at: datetime
+    urls: Urls
+
+
+class ErrorOfRow(BaseModel):
+    type: str
+    message: str
+
+
+class Timings(BaseModel):
+    """Milliseconds, but for `batch_size`: the most rows that ran together with one of this job's."""
+
+    queue_ms: float
+    preprocess_ms: float
+    inference_ms: float
+    postprocess_ms: float
+    batch_size: int
+
+
+class Job(BaseModel):
+    """A job as every reader sees it."""
+
+    id: str
+    object: Literal["job"]
+    model: str
+    version: str | None = Field(description="Which version of the model ran it.")
+    status: JobStatus
+    priority: PriorityName
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempt: int
+    queue_position: int | None
+    output: Any = Field(description="For `input`: the answer.")
+    outputs: list[Any] | None = Field(description="For `inputs`: `{output}` or `{error}` for each row.")
+    error: ErrorOfRow | None
+    metadata: dict[str, Any]
+    urls: Urls
+    timings: Timings | None
+
+
+class ModelView(BaseModel):
+    """One model of this service."""
+
+    name: str
+    object: Literal["model"]
+    version: str
+    task: str | None
+    queue: str = Field(description="The Celery queue that its jobs are sent to.")
+    state: Literal["ready", "loading", "failed", "absent"] = Field(
+        description="`ready` when at least one worker serves it; `absent` when no worker has told of it."
+    )
+    workers: int = Field(description="How many workers serve it.")
+    precision: str
+    error: str | None
+    max_batch_size: int
+    max_batch_tokens: int
+    max_wait_ms: float
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelView]
+
+
+class Readiness(BaseModel):
+    status: Literal["ready"]
+    models: dict[str, str]
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457. `type` is stable; `detail` is for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str
+    errors: list[dict[str, str]] | None = None

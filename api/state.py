@@ -1,0 +1,52 @@
+"""What the routes share, made once when the app starts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+
+from broker import AsyncBroker, ModelInfo
+from configs import Settings
+from telemetry.metrics import ApiMetrics
+
+#: Seconds for which what workers announced is believed; they announce every other second.
+BELIEVED_S = 0.5
+
+
+@dataclass(slots=True)
+class ApiState:
+    settings: Settings
+    broker: AsyncBroker
+    registry: CollectorRegistry
+    metrics: ApiMetrics
+    #: Set when the server is told to stop: requests that wait for a result answer then.
+    stopping: asyncio.Event
+    _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
+    _announced_at: float = float("-inf")
+
+    async def announced(self) -> dict[str, list[ModelInfo]]:
+        """What the workers that live now say of their models, by model name."""
+        if time.monotonic() - self._announced_at > BELIEVED_S:
+            announced: defaultdict[str, list[ModelInfo]] = defaultdict(list)
+            for worker in await self.broker.workers():
+                for model in worker.models:
+                    announced[model.name].append(model)
+            self._announced, self._announced_at = dict(announced), time.monotonic()
+        return self._announced
+
+
+def of(request: Request) -> ApiState:
+    state = request.app.state.sheaf
+    assert isinstance(state, ApiState)
+    return state
+
+
+def model_state(infos: list[ModelInfo]) -> str:
+    """One word for a model over all its workers."""
+    states = {info.state for info in infos}
+    return next((state for state in ("ready", "loading", "failed") if state in states), "absent")

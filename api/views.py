@@ -1,0 +1,62 @@
+"""A job as JSON bytes. Results travel from the broker to the caller without being parsed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import orjson
+
+from api.schemas import PRIORITY_NAMES
+from broker import JobState, NewJob
+
+
+def job(state: JobState) -> bytes:
+    """The whole job, as `schemas.Job` describes it."""
+    result = None if state.result is None else orjson.Fragment(state.result)
+    error = None if state.error is None else {"type": state.error.type, "message": state.error.message}
+    return orjson.dumps(
+        {
+            "id": state.id,
+            "object": "job",
+            "model": state.model,
+            "version": state.version,
+            "status": state.status.value,
+            "priority": PRIORITY_NAMES[state.priority],
+            "created_at": timestamp(state.created_at),
+            "started_at": timestamp(state.started_at),
+            "finished_at": timestamp(state.finished_at),
+            "attempt": state.attempt,
+            "queue_position": None,
+            "output": None if state.many else result,
+            "outputs": result if state.many else None,
+            "error": error,
+            "metadata": orjson.Fragment(state.metadata),
+            "urls": {"self": url(state.id)},
+            "timings": None if state.timings is None else orjson.Fragment(state.timings),
+        }
+    )
+
+
+def accepted(job_id: str, submitted: NewJob) -> bytes:
+    """What a submit answers, as `schemas.Accepted` describes it."""
+    return orjson.dumps(
+        {
+            "id": job_id,
+            "object": "job",
+            "status": "queued",
+            "model": submitted.model,
+            "created_at": timestamp(submitted.created_at),
+            "urls": {"self": url(job_id)},
+        }
+    )
+
+
+def url(job_id: str) -> str:
+    return f"/v1/jobs/{job_id}"
+
+
+def timestamp(moment: float | None) -> str | None:
+    """RFC 3339 in UTC with milliseconds."""
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

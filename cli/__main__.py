@@ -1,0 +1,5 @@
+"""`python -m cli`: the `sheaf` command for processes that start one another."""
+
+from cli.main import main
+
+main()

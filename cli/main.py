@@ -1,0 +1,73 @@
+"""The `sheaf` command: its global options, its commands, and one line for every error that a person can mend."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from broker.errors import BrokerError
+from cli import config, services
+from cli.loading import CONFIG_VARIABLE
+from cli.parent import end_with_parent
+from cli.problems import CommandError
+from configs import SettingsError
+from telemetry.metrics import MetricsPortTaken
+
+app = typer.Typer(
+    name="sheaf",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    epilog="Start with `sheaf up`, then open http://127.0.0.1:8000/docs. Every setting: `sheaf config show`.",
+)
+app.add_typer(config.app, name="config")
+services.register(app)
+
+
+@app.callback()
+def global_options(
+    file: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="One more YAML layer, above base.yaml and {SHEAF_ENV}.yaml."),
+    ] = None,
+) -> None:
+    """Asynchronous GPU inference on Celery and Redis.
+
+    Jobs come in over HTTP or from any Celery client, wait in Redis, and are run in batches by one worker per device.
+    """
+    if file is not None:
+        # Child processes and Celery's own commands read it too.
+        os.environ[CONFIG_VARIABLE] = str(file.resolve())
+    # A user's own handlers are found from where the command is run, as Celery finds its apps.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("sheaf"))
+
+
+def main() -> NoReturn:
+    """The entry point; ends the process."""
+    end_with_parent()
+    try:
+        app(standalone_mode=True)
+    except SettingsError as error:
+        _fail(2, *error.faults)
+    except (CommandError, BrokerError, MetricsPortTaken) as error:
+        _fail(1, str(error))
+    sys.exit(0)
+
+
+def _fail(code: int, *lines: str) -> NoReturn:
+    for line in lines:
+        typer.echo(f"sheaf: {line}", err=True)
+    sys.exit(code)

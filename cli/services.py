@@ -1,0 +1,128 @@
+"""The commands that run something until they are told to stop: each part on its own, or all together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from ipaddress import ip_address
+from typing import Annotated, NoReturn
+
+import typer
+
+from broker.embedded import EmbeddedServer
+from cli import supervision
+from cli.devices import chosen_devices
+from cli.loading import loaded_settings
+from cli.problems import CommandError
+from configs import LoadedSettings
+
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="auto|cpu|0,1", help="Instead of workers.devices: all GPUs, the CPU, or these GPUs."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(up)
+    app.command()(api)
+    app.command()(worker)
+    app.command()(flower)
+    app.command()(broker)
+    app.command(hidden=True)(device)
+
+
+def up(devices: Devices = None) -> None:
+    """Run the whole service in the foreground: broker, workers, API, Flower.
+
+    When all is ready it prints the addresses and a first request. Ctrl-C stops everything in order: running batches are
+    finished, jobs that wait stay in the broker. With `broker.url: embedded` the broker is a Valkey of our own; its data
+    is kept in broker.data_dir.
+    """
+    _set_devices(devices)
+    loaded = loaded_settings()
+    _check_flower(loaded)
+    supervision.run_everything(loaded.settings, chosen_devices(loaded.settings.workers.devices))
+
+
+def api() -> None:
+    """Run the HTTP front only.
+
+    Submit with POST /v1/jobs, read with GET /v1/jobs/{id}; the pages under /docs list everything.
+    """
+    settings = loaded_settings().settings
+    from api.server import run
+
+    run(settings)
+
+
+def worker(devices: Devices = None) -> None:
+    """Run the workers only: one Celery worker process per device.
+
+    Each process sees one GPU alone. One that dies is started again. SIGTERM lets running batches end and gives the
+    other jobs back to the queue.
+    """
+    _set_devices(devices)
+    settings = loaded_settings().settings
+    supervision.run_workers(settings, chosen_devices(settings.workers.devices))
+
+
+def flower() -> NoReturn:
+    """Run Flower only: Celery's monitor, with every job as a task.
+
+    On loopback with SHEAF_ENV=dev it needs no password; anywhere else set SHEAF_FLOWER__BASIC_AUTH=user:password.
+    """
+    loaded = loaded_settings()
+    _check_flower(loaded)
+    settings = loaded.settings.flower
+    environment = dict(os.environ)
+    if settings.basic_auth is not None:
+        # In the environment, since a command line is visible to every user of the machine.
+        environment["FLOWER_BASIC_AUTH"] = settings.basic_auth.get_secret_value()
+    else:
+        environment["FLOWER_UNAUTHENTICATED_API"] = "true"
+    command = [sys.executable, "-m", "celery", "-A", "workers.app", "flower"]
+    command += [f"--address={settings.host}", f"--port={settings.port}", "--max_tasks=10000", "--logging=error"]
+    os.execve(sys.executable, command, environment)
+
+
+def broker() -> NoReturn:
+    """Run the embedded broker only: a Valkey server on loopback whose data is kept in broker.data_dir."""
+    settings = loaded_settings().settings.broker
+    if not settings.embedded:
+        raise CommandError(f"broker.url is {settings.url}: only with `embedded` is there a broker of ours to run")
+    EmbeddedServer(settings.embedded_port, settings.data_dir).exec()
+
+
+def device(
+    name: Annotated[str, typer.Option("--device", help="cpu or cuda:0.")],
+    index: Annotated[int, typer.Option(help="Number of this process on the machine.")] = 0,
+) -> None:
+    """Run the worker process of one device; `sheaf worker` starts these."""
+    from workers.device import main
+
+    raise typer.Exit(main(loaded_settings().settings, name, index))
+
+
+def _set_devices(devices: str | None) -> None:
+    if devices is not None:
+        os.environ["SHEAF_WORKERS__DEVICES"] = devices
+
+
+def _check_flower(loaded: LoadedSettings) -> None:
+    settings = loaded.settings.flower
+    if not settings.enabled or settings.basic_auth is not None:
+        return
+    if loaded.environment != "dev" or not _is_loopback(settings.host):
+        raise CommandError(
+            "Flower shows and controls everything, so outside of dev on loopback it needs a password: "
+            "set SHEAF_FLOWER__BASIC_AUTH=user:password, or SHEAF_FLOWER__ENABLED=false"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

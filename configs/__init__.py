@@ -1,0 +1,25 @@
+"""Settings: YAML layers and the environment, merged, typed and checked once, at the entry point."""
+
+from configs.layers import LoadedSettings, SettingsError, load_settings
+from configs.settings import (
+    ApiSettings,
+    BrokerSettings,
+    FlowerSettings,
+    LoggingSettings,
+    ModelSettings,
+    Settings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "ApiSettings",
+    "BrokerSettings",
+    "FlowerSettings",
+    "LoadedSettings",
+    "LoggingSettings",
+    "ModelSettings",
+    "Settings",
+    "SettingsError",
+    "WorkerSettings",
+    "load_settings",
+]

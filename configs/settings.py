@@ -1,0 +1,176 @@
+"""The typed settings. Values only: where they come from is `configs.layers`' business.
+
+Relations between values are checked here too, so that no process starts on settings that cannot work together.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+
+MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_DEVICES = re.compile(r"auto|cpu|\d+(,\d+)*")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+
+class BrokerSettings(_Section):
+    #: `embedded`, or the URL of a Redis-protocol server.
+    url: str = "embedded"
+    embedded_port: Port = 6380
+    #: Where the embedded server keeps its append-only file; relative to the working directory.
+    data_dir: Path = Path("var/valkey")
+    #: Put before every key, so that several installations can share a server.
+    key_prefix: str = ""
+    lease_s: Annotated[float, Field(ge=0.3)] = 30.0
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    #: Jobs that may wait per model; 0 for no limit.
+    max_queue_depth: Annotated[int, Field(ge=0)] = 100_000
+    #: After so long without an answer a connection counts as dead.
+    read_timeout_s: Seconds = 10.0
+
+    @property
+    def embedded(self) -> bool:
+        return self.url == "embedded"
+
+    @property
+    def server_url(self) -> str:
+        """The URL to connect to."""
+        return f"redis://127.0.0.1:{self.embedded_port}/0" if self.embedded else self.url
+
+
+class ApiSettings(_Section):
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    max_payload_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
+    #: How long results are kept.
+    result_ttl_s: Annotated[int, Field(ge=1)] = 86_400
+    #: Longest `Prefer: wait=N` and `?wait=N`.
+    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+
+
+class FlowerSettings(_Section):
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Port = 5555
+    #: `user:password`; may be left out on loopback in dev only.
+    basic_auth: SecretStr | None = None
+
+    @field_validator("basic_auth")
+    @classmethod
+    def _names_a_user(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"[^:]+:.+", value.get_secret_value()):
+            raise ValueError("write it as user:password")
+        return value
+
+
+class WorkerSettings(_Section):
+    #: `auto`, `cpu`, or the indices of GPUs with commas between.
+    devices: str = "auto"
+    #: Batches held ahead of the device.
+    prefetch_batches: Annotated[int, Field(ge=1, le=64)] = 2
+    metrics_host: str = "127.0.0.1"
+    #: Of the first device; the next one has the next port.
+    metrics_port: Port = 9101
+    #: How long a running batch may take to end when the worker is told to stop.
+    shutdown_grace_s: Seconds = 30.0
+    #: Threads that torch computes with on the CPU; None for torch's own choice.
+    cpu_threads: Annotated[int, Field(ge=1)] | None = None
+    #: Whether fp32 products may run in TF32 on GPUs that have it.
+    tf32: bool = True
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> str:
+        text = ",".join(str(one) for one in value) if isinstance(value, list) else str(value)
+        text = text.replace(" ", "")
+        if not _DEVICES.fullmatch(text):
+            raise ValueError("it must be auto, cpu, or GPU indices such as 0,1")
+        if len(set(text.split(","))) != len(text.split(",")):
+            raise ValueError("a device is named twice")
+        return text
+
+
+class LoggingSettings(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "json"
+
+
+class ModelSettings(_Section):
+    """One model. Exactly one of `task` and `handler` says how it is run."""
+
+    task: Literal["embedding"] | None = None
+    #: `package.module:Class`, a subclass of `inference.Handler`.
+    handler: str | None = None
+    source: str | None = None
+    version: str = "1"
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    #: Padded tokens of a batch: its longest row x its rows.
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 8192
+    #: Counted from when a job was enqueued.
+    max_wait_ms: Annotated[float, Field(ge=0)] = 10.0
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    over_length: Literal["truncate", "refuse"] = "truncate"
+    warmup: bool = True
+    #: For the handler alone.
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("handler")
+    @classmethod
+    def _names_a_class(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w.]+:\w+", value):
+            raise ValueError("write it as package.module:Class")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.task is None) == (self.handler is None):
+            raise ValueError("set either task or handler")
+        if self.max_length is not None and self.max_length > self.max_batch_tokens:
+            raise ValueError("max_length is over max_batch_tokens: a row that long would fit no batch")
+        return self
+
+
+class Settings(_Section):
+    broker: BrokerSettings = BrokerSettings()
+    api: ApiSettings = ApiSettings()
+    flower: FlowerSettings = FlowerSettings()
+    workers: WorkerSettings = WorkerSettings()
+    logging: LoggingSettings = LoggingSettings()
+    models: dict[str, ModelSettings] = Field(default_factory=dict)
+
+    @field_validator("models")
+    @classmethod
+    def _names(cls, models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+        for name in models:
+            if not MODEL_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no model name: use up to 64 of a-z, 0-9, dot, underscore and hyphen")
+        if not models:
+            raise ValueError("there must be at least one model")
+        return models
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        ports = {"api.port": self.api.port, "workers.metrics_port": self.workers.metrics_port}
+        if self.flower.enabled:
+            ports["flower.port"] = self.flower.port
+        if self.broker.embedded:
+            ports["broker.embedded_port"] = self.broker.embedded_port
+        taken: dict[int, str] = {}
+        for key, port in ports.items():
+            if port in taken:
+                raise ValueError(f"{key} and {taken[port]} are both {port}")
+            taken[port] = key
+        for name, model in self.models.items():
+            if model.max_wait_ms / 1e3 >= self.api.max_wait_s:
+                raise ValueError(f"models.{name}.max_wait_ms is not below api.max_wait_s: no caller could wait for it")
+        return self

@@ -1,0 +1,19 @@
+"""Models on devices: loading, precision, handlers. Knows no queue."""
+
+from inference.errors import InferenceError, InvalidInput, ModelLoadError, WrongOutputCount
+from inference.handler import Encoded, Handler, ModelSpec, RowError
+from inference.model import Inferred, Model, gpu_memory_bytes
+
+__all__ = [
+    "Encoded",
+    "Handler",
+    "InferenceError",
+    "Inferred",
+    "InvalidInput",
+    "Model",
+    "ModelLoadError",
+    "ModelSpec",
+    "RowError",
+    "WrongOutputCount",
+    "gpu_memory_bytes",
+]

@@ -1,0 +1,1 @@
+"""The built-in handlers, one a file."""
