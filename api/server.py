@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -42,4 +46,11 @@ def run(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
+    # The server hands the signal that stopped it on to whoever had it before.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit)
     _Server(config, app).run()
+
+
+def _exit(_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(0)

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.errors import BrokerError
-from cli import config, services
+from cli import bench, config, services
 from cli.loading import CONFIG_VARIABLE
 from cli.parent import end_with_parent
 from cli.problems import CommandError
@@ -27,6 +27,7 @@ app = typer.Typer(
     epilog="Start with `sheaf up`, then open http://127.0.0.1:8000/docs. Every setting: `sheaf config show`.",
 )
 app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
 services.register(app)
 
 

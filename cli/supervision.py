@@ -143,7 +143,7 @@ class _Supervisor(Supervisor):  # type: ignore[misc]  # supervisor carries no ty
 
 
 def _log_exit(event: events.ProcessStateEvent) -> None:
-    log.error("A process ended by itself; it is started again.", extra={"process": event.process.config.name})
+    log.error("A process ended by itself; it is started again.", extra={"program": event.process.config.name})
 
 
 def _configuration(programs: Sequence[Program], folder: str) -> RawConfigParser:

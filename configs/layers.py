@@ -41,8 +41,11 @@ class LoadedSettings:
     origins: Mapping[Key, str]
 
     def origin(self, key: Key) -> str:
-        """The layer of a value, or of the nearest mapping above it; `default` when no layer names it."""
-        return next((self.origins[key[:end]] for end in range(len(key), 0, -1) if key[:end] in self.origins), "default")
+        """The layer of a value, of the nearest mapping above it, or of what a mapping holds; else `default`."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.origins:
+                return self.origins[key[:end]]
+        return next((layer for known, layer in self.origins.items() if known[: len(key)] == key), "default")
 
 
 def load_settings(file: Path | None = None, environ: Mapping[str, str] | None = None) -> LoadedSettings:
@@ -132,7 +135,7 @@ def _fault(detail: ErrorDetails, loaded: LoadedSettings) -> str:
         return f"{where}: unknown key; {hint}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail["input"]
-    shown = "" if isinstance(value, (dict, BaseModel)) or "auth" in key[-1:] else f", not {value!r}"
+    shown = "" if isinstance(value, (dict, BaseModel)) or "basic_auth" in key else f", not {value!r}"
     return f"{where}: {message}{shown}"
 
 

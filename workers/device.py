@@ -11,8 +11,10 @@ import socket
 import sys
 import threading
 import uuid
+import warnings
 
 from celery import signals
+from celery.exceptions import SecurityWarning
 from kombu import Queue
 from prometheus_client import CollectorRegistry
 
@@ -61,6 +63,8 @@ def main(settings: Settings, device: str, index: int) -> int:
     )
     app.steps["worker"].add(drain_step(drain, settings.workers.shutdown_grace_s))
     app.steps["consumer"].add(events_step(wanted))
+    # Celery warns of root because of pickle, which is refused here.
+    warnings.simplefilter("ignore", SecurityWarning)
     signals.setup_logging.connect(_keep_our_logging, weak=False)
     worker = app.Worker(
         hostname=nodename, pool="solo", concurrency=1, quiet=True, loglevel=settings.logging.level.upper()

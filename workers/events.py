@@ -95,7 +95,7 @@ class TaskEvents:
                 backoff.wait(self._stopping)
 
     def _publish_from(self, connection: Connection) -> None:
-        producer = Producer(connection, exchange=get_exchange(connection), auto_declare=False)
+        producer = Producer(connection, exchange=get_exchange(connection))
         while not (self._stopping.is_set() and not self._waiting):
             self._something.wait()
             self._something.clear()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +71,23 @@ def worker(start_worker: StartWorker, valkey_url: str) -> RunningWorker:
 @pytest.fixture
 def celery_client(valkey_url: str) -> Iterator[Celery]:
     """A Celery client as any shop has it: it knows nothing of Sheaf."""
-    with Celery(broker=valkey_url, backend=valkey_url, set_as_current=False) as app:
+    with celery_app(valkey_url) as app:
         yield app
+
+
+@contextmanager
+def celery_app(url: str) -> Iterator[Celery]:
+    """A client whose sockets are all closed in the end."""
+    with Celery(broker=url, backend=url, set_as_current=False) as app:
+        yield app
+        app.backend.result_consumer.stop()  # type: ignore[attr-defined]  # the stubs know the base class only
+        app.backend.client.connection_pool.disconnect()  # type: ignore[attr-defined]
+    gc.collect()
+
+
+def wait_until_controllable(client: Celery) -> None:
+    """Control commands reach only workers that listen already, and jobs are served before that."""
+    wait_until(client.control.inspect(timeout=0.5).ping, description="the worker takes control commands")
 
 
 def _all_ready(running: RunningWorker) -> bool:

@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker
+from tests.workers.conftest import RunningWorker, wait_until_controllable
 
 ECHO = "infer.echo"
 
@@ -81,7 +81,9 @@ def test_an_expired_call_is_not_run(worker: RunningWorker, celery_client: Celery
     expired = celery_client.send_task("sheaf.infer", args=[0], queue="infer.slow", expires=-1)
     with pytest.raises(TaskRevokedError):
         expired.get(timeout=10)
-    assert worker.metric("sheaf_jobs_total", model="slow", status="expired") == 1
+    wait_until(
+        lambda: worker.metric("sheaf_jobs_total", model="slow", status="expired") == 1, description="it is counted"
+    )
 
 
 def test_a_call_with_countdown_runs_when_it_is_due(worker: RunningWorker, celery_client: Celery) -> None:
@@ -92,8 +94,8 @@ def test_a_call_with_countdown_runs_when_it_is_due(worker: RunningWorker, celery
 
 
 def test_a_revoked_call_is_not_run(worker: RunningWorker, celery_client: Celery) -> None:
+    wait_until_controllable(celery_client)
     running = celery_client.send_task("sheaf.infer", args=[1.5], queue="infer.slow")
-    wait_until(lambda: worker.metric("sheaf_leases", model="slow") >= 0, description="metrics answer")
     waiting = [celery_client.send_task("sheaf.infer", args=[0.1], queue="infer.slow") for _ in range(3)]
     celery_client.control.revoke(waiting[1].id)
     assert running.get(timeout=10) == 1.5
@@ -137,7 +139,7 @@ def test_a_message_that_is_no_message_goes_to_the_dead_letters(
         client.lpush(ECHO, b"\xff\x00 not JSON")
         wait_until(lambda: client.llen("sheaf:dead:infer.echo") == 1, description="it is with the dead letters")
     assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
-    assert worker.metric("sheaf_dead_letters", model="echo") == 1
+    wait_until(lambda: worker.metric("sheaf_dead_letters", model="echo") == 1, description="it is counted")
 
 
 def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:

@@ -15,7 +15,7 @@ from celery.events import EventReceiver
 
 from broker.embedded import EmbeddedServer
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker, StartWorker
+from tests.workers.conftest import RunningWorker, StartWorker, celery_app, wait_until_controllable
 
 ECHO = "infer.echo"
 
@@ -26,6 +26,7 @@ def leased(url: str, queue: str) -> int:
 
 
 def test_control_commands_are_answered_at_once_while_a_batch_runs(worker: RunningWorker, celery_client: Celery) -> None:
+    wait_until_controllable(celery_client)
     running = celery_client.send_task("sheaf.infer", args=[10], queue="infer.slow")
     wait_until(lambda: leased(worker.url, "infer.slow") == 1, description="the batch has begun")
     for _ in range(3):
@@ -38,6 +39,7 @@ def test_control_commands_are_answered_at_once_while_a_batch_runs(worker: Runnin
 
 
 def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery) -> None:
+    wait_until_controllable(celery_client)
     answered = celery_client.control.inspect(timeout=2).registered() or {}
     [tasks] = answered.values()
     assert "sheaf.infer" in tasks
@@ -47,19 +49,13 @@ def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery
 def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
     """Collects every event on the broker."""
     collected: list[dict[str, object]] = []
-    stop = threading.Event()
-
-    def capture() -> None:
-        with celery_client.connection_for_read() as connection:
-            receiver = EventReceiver(connection, handlers={"*": collected.append}, app=celery_client)
-            for _ in receiver.itercapture(limit=None, timeout=None, wakeup=True):
-                if stop.is_set():
-                    return
-
-    thread = threading.Thread(target=capture, daemon=True)
-    thread.start()
-    yield collected
-    stop.set()
+    with celery_client.connection_for_read() as connection:
+        receiver = EventReceiver(connection, handlers={"*": collected.append}, app=celery_client)
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        yield collected
+        receiver.should_stop = True
+        thread.join()
 
 
 def of_task(events: list[dict[str, object]], task_id: str) -> list[str]:
@@ -128,18 +124,18 @@ def test_a_batch_longer_than_the_lease_is_run_once(
 
 def test_a_worker_goes_on_after_the_broker_was_restarted(start_worker: StartWorker, new_valkey: EmbeddedServer) -> None:
     start_worker(new_valkey.url)
-    with Celery(broker=new_valkey.url, backend=new_valkey.url, set_as_current=False) as before:
+    with celery_app(new_valkey.url) as before:
         assert before.send_task("sheaf.infer", args=["before"], queue=ECHO).get(timeout=10) == "before"
     new_valkey.stop()
     new_valkey.start()
-    with Celery(broker=new_valkey.url, backend=new_valkey.url, set_as_current=False) as after:
+    with celery_app(new_valkey.url) as after:
         assert after.send_task("sheaf.infer", args=["after"], queue=ECHO).get(timeout=20) == "after"
 
 
 def test_the_log_has_a_line_per_batch_and_per_job(worker: RunningWorker, celery_client: Celery) -> None:
     sent = celery_client.send_task("sheaf.infer", args=["secret words"], queue=ECHO)
     sent.get(timeout=10)
-    wait_until(lambda: sent.id in worker.service.log(), description="the job's line is written")
+    wait_until(lambda: "Batch done." in worker.service.log(), description="the lines are written")
     lines = [json.loads(line) for line in worker.service.log().splitlines()]
     [job] = [line for line in lines if line.get("job_id") == sent.id]
     assert job["status"] == "succeeded"

@@ -1,0 +1,1 @@
+"""Measurements of our service beside its peers, each pair in one run on one machine."""

@@ -1,0 +1,70 @@
+"""What a benchmark says: ratios first, then the numbers they were made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Ours beside one peer's, from one run. `reached` compares the ratio with its target."""
+
+    name: str
+    ratio: float
+    target: float
+    ours: float
+    peer: float
+    unit: str
+    #: True when a smaller ratio is better, as for times.
+    lower_is_better: bool = False
+
+    @classmethod
+    def of_rates(cls, name: str, ours: float, peer: float, target: float, unit: str) -> Self:
+        """Two rates; `target` is the least ratio to reach."""
+        return cls(name, ours / peer, target, ours, peer, unit)
+
+    @classmethod
+    def of_times(cls, name: str, ours_ms: float, peer_ms: float, target_ms: float) -> Self:
+        """Two times; `target_ms` is the longest that ours may take."""
+        return cls(name, ours_ms / peer_ms, target_ms / peer_ms, ours_ms, peer_ms, "ms", lower_is_better=True)
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio <= self.target if self.lower_is_better else self.ratio >= self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of one benchmark. `details` holds whatever else was measured."""
+
+    benchmark: str
+    ratios: Sequence[Ratio]
+    details: dict[str, object]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "benchmark": self.benchmark,
+            "ratios": [asdict(ratio) | {"reached": ratio.reached} for ratio in self.ratios],
+            "details": self.details,
+            "machine": {"cores": os.cpu_count(), "cpu": platform.machine(), "python": platform.python_version()},
+        }
+
+    def as_table(self) -> str:
+        title = f"{self.benchmark}, {os.cpu_count()} cores"
+        lines = [f"{'ratio':>8}  {'target':>9}  {'ours':>12}  {'peer':>12}  unit     {title}"]
+        for ratio in self.ratios:
+            bound = f"{'<=' if ratio.lower_is_better else '>='} {ratio.target:>5.2f}x"
+            numbers = f"{ratio.ratio:>7.2f}x  {bound}  {ratio.ours:>12,.2f}  {ratio.peer:>12,.2f}  {ratio.unit:<7}"
+            lines.append(f"{numbers}  {ratio.name}{'' if ratio.reached else '  (not reached)'}")
+        return "\n".join(lines)
+
+
+def write(reports: Sequence[Report], path: Path) -> None:
+    """All reports as one JSON file."""
+    path.write_text(json.dumps([report.as_json() for report in reports], indent=2) + "\n")

@@ -1,0 +1,84 @@
+"""How many submits one API process takes over HTTP, each answered only after the broker holds the job.
+
+Beside it: a FastAPI endpoint that calls Celery's `send_task`, and one that does nothing at all. One load generator, 64
+connections, one server process each, no worker; the load generator and the broker share the machine with the server.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.processes import BenchmarkError, free_port, process, server, sheaf, wait_for_page
+from benchmarks.report import Ratio, Report
+
+TARGET_SEND_TASK = 5.0
+TARGET_NOOP = 0.5
+CONNECTIONS = 64
+_BODY = '{"model": "echo", "input": "a text of some length"}'
+_SCRIPT = f"""
+wrk.method = "POST"
+wrk.body = '{_BODY}'
+wrk.headers["Content-Type"] = "application/json"
+function done(summary, latency, requests)
+    io.write("REFUSED ", summary.errors.status, "\\n")
+end
+"""
+
+
+def run(*, quick: bool) -> Report:
+    seconds, rounds = (4, 3) if quick else (10, 5)
+    rates: dict[str, list[float]] = {"sheaf": [], "send_task": [], "noop": []}
+    for _ in range(rounds):
+        rates["sheaf"].append(_ours(seconds))
+        rates["send_task"].append(_peer("send_task_api:app", seconds))
+        rates["noop"].append(_peer("noop_api:app", seconds))
+    best = {name: max(found) for name, found in rates.items()}
+    ours, send_task, noop = best["sheaf"], best["send_task"], best["noop"]
+    return Report(
+        "submit",
+        [
+            Ratio.of_rates("submit, beside FastAPI + send_task", ours, send_task, TARGET_SEND_TASK, "req/s"),
+            Ratio.of_rates("submit, beside a no-op endpoint", ours, noop, TARGET_NOOP, "req/s"),
+        ],
+        {"requests_per_s": rates, "connections": CONNECTIONS, "seconds": seconds},
+    )
+
+
+def _ours(seconds: int) -> float:
+    port = free_port()
+    with server() as valkey:
+        config: dict[str, object] = {"broker": {"url": valkey.url, "max_queue_depth": 0}, "api": {"port": port}}
+        with sheaf(["api"], config) as log:
+            wait_for_page(f"http://127.0.0.1:{port}/livez", log)
+            return load(f"http://127.0.0.1:{port}/v1/jobs", seconds)
+
+
+def _peer(app: str, seconds: int) -> float:
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", app, "--port", str(port), "--loop", "uvloop", "--http", "httptools"]
+    command += ["--no-access-log", "--log-level", "warning"]
+    with server() as valkey, process(command, environment={"BROKER_URL": valkey.url}) as log:
+        wait_for_page(f"http://127.0.0.1:{port}/openapi.json", log)
+        return load(f"http://127.0.0.1:{port}/v1/jobs", seconds)
+
+
+def load(url: str, seconds: int) -> float:
+    """Requests per second that wrk gets answered with success."""
+    if shutil.which("wrk") is None:
+        raise BenchmarkError("wrk is not installed: `make bench` installs it on Debian as root")
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "post.lua")
+        script.write_text(_SCRIPT)
+        command = ["wrk", "-t1", f"-c{CONNECTIONS}", "-s", str(script)]
+        subprocess.run([*command, "-d1s", url], check=True, capture_output=True)
+        done = subprocess.run([*command, f"-d{seconds}s", url], check=True, capture_output=True, text=True)
+    refused = re.search(r"REFUSED (\d+)", done.stdout)
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
+    if rate is None or refused is None or int(refused[1]):
+        raise BenchmarkError(f"not every request was accepted: {done.stdout}")
+    return float(rate[1])

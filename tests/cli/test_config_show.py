@@ -1,0 +1,89 @@
+"""The `sheaf` command as a person meets it: help, settings, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.services import SHEAF
+
+
+def sheaf(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHEAF_")}
+    return subprocess.run(
+        [SHEAF, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=folder,
+        env=inherited | environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+    )
+
+
+def test_every_value_is_shown_with_its_origin(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("api: {port: 8001}")
+    done = sheaf("--config", "own.yaml", "config", "show", folder=tmp_path, SHEAF_FLOWER__PORT="5001")
+    shown = dict(line.split(":", 1) for line in done.stdout.splitlines() if not line.startswith("#"))
+    assert shown["api.port"].split("  # ") == [" 8001".ljust(len(shown["api.port"].split("  # ")[0])), str(file)]
+    assert shown["flower.port"].endswith("# SHEAF_FLOWER__PORT")
+    assert shown["models.minilm.task"].endswith("# base.yaml")
+    assert shown["workers.tf32"].endswith("# default")
+
+
+def test_settings_can_be_read_by_programs_and_tell_no_password(tmp_path: Path) -> None:
+    done = sheaf(
+        "config", "show", "--json", folder=tmp_path,
+        SHEAF_BROKER__URL="redis://me:hidden-1@example.org/0", SHEAF_FLOWER__BASIC_AUTH="me:hidden-2",
+    )  # fmt: skip
+    rows = {row["key"]: row for row in json.loads(done.stdout)}
+    assert rows["broker.url"] == {
+        "key": "broker.url", "value": "redis://me:**********@example.org/0", "origin": "SHEAF_BROKER__URL",
+    }  # fmt: skip
+    assert "hidden" not in done.stdout
+
+
+def test_wrong_settings_are_told_line_by_line(tmp_path: Path) -> None:
+    done = sheaf("config", "show", folder=tmp_path, SHEAF_API__PROT="1", SHEAF_API__PORT="x")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert sorted(done.stderr.splitlines()) == [
+        "sheaf: api.port (from SHEAF_API__PORT): Input should be a valid integer, "
+        "unable to parse string as an integer, not 'x'",
+        "sheaf: api.prot (from SHEAF_API__PROT): unknown key; did you mean api.port?",
+    ]
+
+
+@pytest.mark.parametrize("command", ["up", "api", "worker", "flower", "broker", "config", "bench", "version"])
+def test_help_names_every_command_and_each_has_help_of_its_own(tmp_path: Path, command: str) -> None:
+    assert f" {command} " in sheaf("--help", folder=tmp_path).stdout
+    own = sheaf(command, "--help", folder=tmp_path)
+    assert own.returncode == 0
+    assert len(own.stdout) > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (("broker",), {"SHEAF_BROKER__URL": "redis://x"}, "only with `embedded`"),
+        (("worker", "--devices", "7"), {}, "workers.devices names GPU 7, but this machine"),
+        (("up",), {"SHEAF_FLOWER__HOST": "0.0.0.0"}, "SHEAF_FLOWER__BASIC_AUTH=user:password"),
+        (("flower",), {"SHEAF_ENV": "prod"}, "SHEAF_FLOWER__BASIC_AUTH=user:password"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    done = sheaf(*arguments, folder=tmp_path, **environ)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert said in line
+
+
+def test_the_version_is_the_packages(tmp_path: Path) -> None:
+    assert sheaf("version", folder=tmp_path).stdout == "0.1.0\n"
