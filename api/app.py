@@ -58,7 +58,9 @@ def create_app(settings: Settings) -> Envelope:
     app.add_exception_handler(BrokerError, problems.on_broker_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    envelope = Envelope(app, metrics, LineWriter(settings.logging.format, service="api"))
+    envelope = Envelope(
+        app, metrics, LineWriter(settings.logging.format, service="api"), {("POST", "/v1/jobs"): jobs.submit}
+    )
     app.state.envelope = envelope
     return envelope
 

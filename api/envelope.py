@@ -1,19 +1,27 @@
 """The outermost layer of the app: names each request, times it, logs it, and answers when everything else failed.
 
-Plain ASGI, since the usual middleware costs more than a whole submit.
+Plain ASGI, since the usual middleware costs more than a whole submit. For the same reason the busiest endpoint is
+called from here directly: it is one of the app's routes like any other (in /docs too), but its requests do not pass
+through the framework's own layers, which have nothing to do for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import time
-import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import INTERNAL, Problem, response
+from api.problems import INTERNAL, Problem, of_broker, response
+from broker.errors import BrokerError
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
 
@@ -27,14 +35,35 @@ WRITE_EVERY_S = 0.1
 _UNLOGGED = frozenset({"/livez", "/readyz", "/metrics"})
 
 
-class Envelope:
-    """Wraps the app. Sets `request.state.request_id`; answers carry it as `X-Request-ID`."""
+@dataclass(slots=True)
+class _Done:
+    """A request that was answered."""
 
-    def __init__(self, app: ASGIApp, metrics: ApiMetrics, lines: LineWriter) -> None:
+    method: str
+    route: str
+    status: int
+    seconds: float
+    request_id: str
+    job_id: str | None
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Envelope:
+    """Wraps the app. Sets `request.state.request_id`; answers carry it as `X-Request-ID`.
+
+    `direct` maps method and path to endpoints that are called without the framework in between.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: ApiMetrics, lines: LineWriter, direct: Mapping[tuple[str, str], Endpoint]
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._lines = lines
-        self._collected: list[dict[str, object]] = []
+        self._direct = direct
+        self._done: list[_Done] = []
         self.stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,38 +82,65 @@ class Envelope:
                 message["headers"].append((b"x-request-id", request_id.encode()))
             await send(message)
 
+        endpoint = self._direct.get((scope["method"], scope["path"]))
         try:
-            await self._app(scope, receive, send_named)
+            if endpoint is None:
+                await self._app(scope, receive, send_named)
+            else:
+                await self._call(endpoint, scope, receive, send_named)
+        except ClientDisconnect:
+            log.debug("A caller went away before its request was read.", extra={"request_id": request_id})
         except Exception:
             log.exception("A request failed.", extra={"request_id": request_id, "path": scope["path"]})
             if not status:
                 problem = Problem(INTERNAL, "the server's log says why, under the request_id")
                 await response(problem, request_id)(scope, receive, send_named)
         finally:
-            self._done(scope, request_id, status, time.perf_counter() - begin)
+            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "other")
+            job_id = scope["state"].get("job_id")
+            self._note(_Done(scope["method"], route, status, time.perf_counter() - begin, request_id, job_id))
 
-    def _done(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
-        self._metrics.request_done(scope["method"], route, status, seconds)
-        if route in _UNLOGGED:
-            return
-        if not self._collected:
+    async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        request = Request(scope, receive, send)
+        try:
+            answer = await endpoint(request)
+        except (Problem, BrokerError) as error:
+            answer = response(error if isinstance(error, Problem) else of_broker(error), request.state.request_id)
+        await answer(scope, receive, send)
+
+    def _note(self, done: _Done) -> None:
+        if not self._done:
             asyncio.get_running_loop().call_later(WRITE_EVERY_S, self.flush)
-        line = {"message": "Request done.", "request_id": request_id, "method": scope["method"], "route": route}
-        line |= {"status": status, "duration_ms": round(seconds * 1e3, 3)}
-        job_id = scope["state"].get("job_id")
-        if job_id is not None:
-            line["job_id"] = job_id
-        self._collected.append(line)
+        self._done.append(done)
 
     def stop_waiting(self) -> None:
         """Let requests that wait for a result answer now."""
         self.stopping.set()
 
     def flush(self) -> None:
-        """Write the lines collected so far."""
-        collected, self._collected = self._collected, []
-        self._lines.write(collected)
+        """Count and log the requests that were answered since the last time."""
+        requests, self._done = self._done, []
+        seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+        for done in requests:
+            seconds[done.method, done.route, done.status].append(done.seconds)
+        for (method, route, status), taken in seconds.items():
+            self._metrics.requests_done(method, route, status, taken)
+        self._lines.write([_line(done) for done in requests if done.route not in _UNLOGGED])
+
+
+def _line(done: _Done) -> dict[str, object]:
+    line: dict[str, object] = {
+        "message": "Request done.",
+        "request_id": done.request_id,
+        "method": done.method,
+        "route": done.route,
+        "status": done.status,
+        "duration_ms": round(done.seconds * 1e3, 3),
+    }
+    if done.job_id is not None:
+        line["job_id"] = done.job_id
+    return line
 
 
 def _request_id(scope: Scope) -> str:
@@ -92,4 +148,5 @@ def _request_id(scope: Scope) -> str:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             text: str = value.decode()
             return text
-    return uuid.uuid4().hex
+    # It is no secret, so it need not be unguessable.
+    return f"{random.getrandbits(128):032x}"

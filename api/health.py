@@ -60,5 +60,6 @@ async def metrics(request: Request) -> Response:
         # Old depths would look like truth; the other metrics are still worth having.
         shared.metrics.forget_queue_depths()
         log.warning("Queue depths are not known.", extra={"cause": str(error)})
+    request.app.state.envelope.flush()
     shared.metrics.set_waiters(shared.broker.waiters)
     return Response(generate_latest(shared.registry), media_type=CONTENT_TYPE_LATEST)

@@ -7,14 +7,14 @@ import hashlib
 import re
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api import problems, state, views
@@ -28,6 +28,7 @@ router = APIRouter(tags=["jobs"])
 _OWNER = "all"
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REQUESTS = TypeAdapter(JobRequest)
 
@@ -91,12 +92,9 @@ async def submit(request: Request) -> Response:
     waiting = shared.broker.submit_and_wait(job, wait_s)
     ended = await _while_connected(request, shared, waiting)
     if ended is None or not ended.ended:
-        answer = _accepted(request, job.id if ended is None else ended.id, job)
-    else:
-        request.state.job_id = ended.id
-        answer = _json(views.job(ended), 200)
-    answer.headers["preference-applied"] = f"wait={wait_s:g}"
-    return answer
+        return _accepted(request, job.id if ended is None else ended.id, job, wait_s)
+    request.state.job_id = ended.id
+    return _json(views.job(ended), 200, wait_s)
 
 
 @router.get(
@@ -129,23 +127,29 @@ async def read(
 
 async def _body(request: Request, limit: int) -> bytes:
     """The request's body. Refused before it is read whole when it is over `limit` bytes."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
-        # Forms and plain text are what a browser sends for any page without asking.
+    headers = request.headers
+    content_type = headers.get("content-type", "")
+    if content_type != "application/json" and not _JSON.match(content_type):
+        # Forms and plain text are what a browser sends to any address without asking.
         raise Problem(
             problems.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
         )
-    declared = request.headers.get("content-length", "")
+    declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
-    return b"".join(chunks)
+        if not message.get("more_body"):
+            return b"".join(chunks)
 
 
 def _too_large(limit: int) -> Problem:
@@ -217,12 +221,15 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _accepted(request: Request, job_id: str, job: NewJob) -> Response:
+def _accepted(request: Request, job_id: str, job: NewJob, waited_s: float | None = None) -> Response:
     request.state.job_id = job_id
-    answer = _json(views.accepted(job_id, job), 202)
-    answer.headers["location"] = views.url(job_id)
-    return answer
+    return _json(views.accepted(job_id, job), 202, waited_s, {"location": views.url(job_id)})
 
 
-def _json(body: bytes, status: int) -> Response:
-    return Response(body, status_code=status, media_type="application/json")
+def _json(
+    body: bytes, status: int, waited_s: float | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    told = dict(headers or {})
+    if waited_s is not None:
+        told["preference-applied"] = f"wait={waited_s:g}"
+    return Response(body, status_code=status, headers=told, media_type="application/json")

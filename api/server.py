@@ -44,6 +44,8 @@ def run(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing here asks who the caller is.
+        proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
     # The server hands the signal that stopped it on to whoever had it before.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import orjson
 
@@ -59,4 +60,11 @@ def timestamp(moment: float | None) -> str | None:
     """RFC 3339 in UTC with milliseconds."""
     if moment is None:
         return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    milliseconds = int(moment * 1000)
+    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(moment: int) -> str:
+    """Thousands of jobs are submitted in the same second."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -39,7 +39,7 @@ class JobStatus(StrEnum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewJob:
     """A job to submit. `payload` is the JSON object of the task's keyword arguments (`input` or `inputs`)."""
 

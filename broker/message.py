@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import binascii
 import socket
-import uuid
 from base64 import b64encode
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -82,7 +81,7 @@ def encode(job: NewJob) -> bytes:
                 "delivery_info": {"exchange": "", "routing_key": job.queue},
                 "priority": int(job.priority),
                 "body_encoding": "base64",
-                "delivery_tag": str(uuid.uuid4()),
+                "delivery_tag": job.id,
             },
         }
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import orjson
 
@@ -35,7 +36,7 @@ class Failure:
     traceback: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunFacts:
     """What a run adds to a result: where, when, how long. Times are Unix seconds."""
 
@@ -73,7 +74,7 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
         "result": result,
         "traceback": traceback,
         "children": [],
-        "date_done": datetime.fromtimestamp(facts.finished_at, UTC).isoformat(),
+        "date_done": _iso(facts.finished_at),
         "task_id": job_id,
         "sheaf": {
             "status": status.value,
@@ -88,6 +89,12 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
             "timings": facts.timings,
         },
     }
+
+
+@lru_cache(maxsize=8)
+def _iso(moment: float) -> str:
+    """Jobs of a batch end at the same moment."""
+    return datetime.fromtimestamp(moment, UTC).isoformat()
 
 
 def encode_record(model: str, priority: Priority, created_at: float, many: bool, metadata: bytes) -> bytes:

@@ -227,9 +227,9 @@ class ApiMetrics:
         )
         self._waiters = Gauge("sheaf_waiters", "Requests that wait for a result now.", registry=registry)
 
-    def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.add((method, route), (seconds,))
+    def requests_done(self, method: str, route: str, status: int, seconds: Sequence[float]) -> None:
+        self._requests.labels(method, route, str(status)).inc(len(seconds))
+        self._seconds.add((method, route), seconds)
 
     def set_queue_depth(self, queue: str, priority: int, depth: int) -> None:
         self._depth.labels(queue, str(priority)).set(depth)

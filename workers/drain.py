@@ -10,6 +10,7 @@ They meet in the lanes' batchers (under one lock) and in the bounded queue befor
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -124,6 +125,9 @@ class Drain:
                 self._models[name] = info
                 self._metrics.model_ready(name, info.version, self._device, True)
             self._keeper.announce_soon()
+        # Libraries and models are there to stay: the garbage collector need not walk through them again and again.
+        gc.collect()
+        gc.freeze()
 
     def _open_lane(self, loader: ModelLoader, executor: Executor) -> None:
         served = Served(loader.info.name, loader.info.version)

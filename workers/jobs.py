@@ -77,7 +77,7 @@ def _inputs(message: Message) -> tuple[list[object], bool]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
     """How a job ended: what is stored, and what logs, metrics and events say of it."""
 
@@ -97,37 +97,37 @@ class Served:
     version: str
 
 
-def finished(job: Job, served: Served) -> Ending:
-    """The ending of a job all of whose rows have an outcome."""
+def finished(job: Job, served: Served, now: float) -> Ending:
+    """The ending, at Unix time `now`, of a job all of whose rows have an outcome."""
     if job.many:
         output: object = [_row_outcome(row) for row in job.outputs]
     else:
         output = job.outputs[0]
         if isinstance(output, RowError):
-            return failed(job, served, output)
-    facts = _facts(job, served)
+            return failed(job, served, output, now)
+    facts = _facts(job, served, now)
     if job.message.ignore_result:
         result = None
     else:
         try:
             result = encode_success(job.id, output, facts)
         except TypeError as error:
-            return failed(job, served, RowError("TypeError", f"the output cannot be written as JSON: {error}"))
+            return failed(job, served, RowError("TypeError", f"the output cannot be written as JSON: {error}"), now)
     settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
     return Ending(job, JobStatus.SUCCEEDED, settlement, summary=_summary(output))
 
 
-def failed(job: Job, served: Served, error: RowError) -> Ending:
+def failed(job: Job, served: Served, error: RowError, now: float) -> Ending:
     """The ending of a job that failed as a whole."""
     failure = Failure(error.type, error.message, error.module, error.traceback)
-    result = None if job.message.ignore_result else encode_failure(job.id, failure, _facts(job, served))
+    result = None if job.message.ignore_result else encode_failure(job.id, failure, _facts(job, served, now))
     settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
     return Ending(job, JobStatus.FAILED, settlement, error=error)
 
 
 def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     """The ending of a job that was not run: cancelled or expired."""
-    result = encode_dropped(job.id, status, reason, _facts(job, served))
+    result = encode_dropped(job.id, status, reason, _facts(job, served, time.time()))
     return Ending(job, status, Settlement(job.lease.tag, job.id, result, job.message.recorded))
 
 
@@ -144,7 +144,7 @@ def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowU
     return Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=(dead_letter,))
 
 
-def _facts(job: Job, served: Served) -> RunFacts:
+def _facts(job: Job, served: Served, now: float) -> RunFacts:
     wait = job.started - job.queued if job.started_at is not None else 0.0
     timings: dict[str, float | int] | None = None
     if job.started_at is not None:
@@ -163,7 +163,7 @@ def _facts(job: Job, served: Served) -> RunFacts:
         many=job.many,
         enqueued_at=job.message.enqueued_at,
         started_at=job.started_at,
-        finished_at=time.time(),
+        finished_at=now,
         timings=timings,
     )
 

@@ -20,7 +20,7 @@ from broker.message import decode
 from inference import Encoded, RowError
 from workers.backoff import Backoff
 from workers.executor import Executor
-from workers.jobs import Ending, Job, Served, buried, dropped, failed, finished, parse
+from workers.jobs import Ending, Job, Served, buried, dropped, finished, parse
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class Lane:
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:
-                ended.append(self.ending(job))
+                ended.append(self.ending(job, time.time()))
         with self._lock:
             for job in jobs:
                 self.held[job.lease.tag] = job
@@ -248,11 +248,9 @@ class Lane:
         self._ports.rows_ready()
         return ended
 
-    def ending(self, job: Job) -> Ending:
-        """The ending of a job whose rows all have an outcome."""
-        if not job.many and isinstance(job.outputs[0], RowError):
-            return failed(job, self.served, job.outputs[0])
-        return finished(job, self.served)
+    def ending(self, job: Job, now: float) -> Ending:
+        """The ending, at Unix time `now`, of a job whose rows all have an outcome."""
+        return finished(job, self.served, now)
 
     def bury_exhausted(self, leases: Sequence[Lease]) -> None:
         """Settle messages that ran out of attempts; the broker holds them for this worker."""

@@ -67,6 +67,7 @@ class Settler:
         outputs = batch.lane.executor.finish(batch.inferred)
         postprocess_s = time.monotonic() - begin
         endings = []
+        now = time.time()
         for row, output in zip(batch.rows, outputs, strict=True):
             job = row.job
             job.outputs[row.index] = output
@@ -75,7 +76,7 @@ class Settler:
             job.postprocess_s += postprocess_s
             job.batch_size = max(job.batch_size, len(batch.rows))
             if job.rows_left == 0:
-                endings.append(batch.lane.ending(job))
+                endings.append(batch.lane.ending(job, now))
         self._settle(batch.lane, endings)
         self._report(batch, postprocess_s)
 
