@@ -18,9 +18,11 @@ from celery import Celery
 from benchmarks.processes import BenchmarkError, free_port, process, server, sheaf, wait_for_page
 from benchmarks.report import Ratio, Report
 
-#: Milliseconds, p50.
+#: Milliseconds, p50: the targets, and what stock Celery took on the machine that they were set on. Only their ratios
+#: mean anything on another machine.
 TARGET_CELERY_MS = 2.0
 TARGET_HTTP_MS = 4.0
+STOCK_MS = 1.35
 QUEUE = "infer.echo"
 WARM_UP = 50
 
@@ -68,8 +70,12 @@ def run(*, quick: bool) -> Report:
     return Report(
         "latency",
         [
-            Ratio.of_times("added latency p50, Celery client, beside stock Celery", client, stock, TARGET_CELERY_MS),
-            Ratio.of_times("added latency p50, over HTTP, beside stock Celery", over_http, stock, TARGET_HTTP_MS),
+            Ratio.of_times(
+                "added latency p50, Celery client, beside stock Celery", client, stock, TARGET_CELERY_MS / STOCK_MS
+            ),
+            Ratio.of_times(
+                "added latency p50, over HTTP, beside stock Celery", over_http, stock, TARGET_HTTP_MS / STOCK_MS
+            ),
         ],
         {"milliseconds": spread, "targets_ms": {"client": TARGET_CELERY_MS, "http": TARGET_HTTP_MS}, "calls": calls},
     )

@@ -30,9 +30,9 @@ class Ratio:
         return cls(name, ours / peer, target, ours, peer, unit)
 
     @classmethod
-    def of_times(cls, name: str, ours_ms: float, peer_ms: float, target_ms: float) -> Self:
-        """Two times; `target_ms` is the longest that ours may take."""
-        return cls(name, ours_ms / peer_ms, target_ms / peer_ms, ours_ms, peer_ms, "ms", lower_is_better=True)
+    def of_times(cls, name: str, ours_ms: float, peer_ms: float, target: float) -> Self:
+        """Two times; `target` is the largest ratio to stay within."""
+        return cls(name, ours_ms / peer_ms, target, ours_ms, peer_ms, "ms", lower_is_better=True)
 
     @property
     def reached(self) -> bool:
