@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHEAF := $(BIN)/sheaf
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch --unsafe-package pip \
+PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch --unsafe-package pip --constraint requirements/torch.lock \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
 # Debian packages that the tests need: another server to run against, and a browser.

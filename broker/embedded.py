@@ -5,6 +5,7 @@ It is a convenience for one machine. Its data stay in `data_dir` over restarts.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
@@ -68,16 +69,23 @@ class EmbeddedServer:
         ]
 
     def exec(self) -> NoReturn:
-        """Replace this process by the server."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        """Replace this process by the server. Raises `EmbeddedServerError` when another one uses the same folder."""
+        os.set_inheritable(self._lock(), True)
         os.execv(self._binary, self.command())
+
+    def check_data_dir(self) -> None:
+        """Raises `EmbeddedServerError` when another server uses the folder: two would spoil each other's file."""
+        os.close(self._lock())
 
     def start(self) -> None:
         """Start the server and return when it answers; raises `EmbeddedServerError` with the server's own words."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        lock = self._lock()
         log_path = self.data_dir / "server.log"
         with log_path.open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, pass_fds=(lock,)
+            )
+        os.close(lock)
         deadline = time.monotonic() + START_TIMEOUT_S
         with redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0)) as client:
             while not _answers(client):
@@ -105,6 +113,20 @@ class EmbeddedServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def _lock(self) -> int:
+        """A descriptor that holds the folder; the server inherits it, so that the lock lives exactly as long as it."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise EmbeddedServerError(
+                f"another server uses the data in {self.data_dir.resolve()}: stop it, or set broker.data_dir to another "
+                "folder"
+            ) from None
+        return descriptor
 
     def __enter__(self) -> Self:
         self.start()

@@ -25,6 +25,7 @@ from supervisor.medusa.asyncore_25 import ExitNow
 from supervisor.options import ServerOptions
 from supervisor.supervisord import Supervisor
 
+from broker.embedded import EmbeddedServer
 from cli.devices import Device
 from cli.parent import SUPERVISOR_VARIABLE
 from cli.problems import CommandError
@@ -59,6 +60,7 @@ def run_everything(settings: Settings, devices: Sequence[Device]) -> None:
     if settings.broker.embedded:
         ports["broker.embedded_port"] = ("127.0.0.1", settings.broker.embedded_port)
         programs.append(Program("broker", ("broker",), 10))
+        EmbeddedServer(settings.broker.embedded_port, settings.broker.data_dir).check_data_dir()
     if settings.flower.enabled:
         ports["flower.port"] = (settings.flower.host, settings.flower.port)
         programs.append(Program("flower", ("flower",), 40))

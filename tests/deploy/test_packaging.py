@@ -71,7 +71,8 @@ def test_the_installed_version_is_the_one_in_the_changelog() -> None:
 
 
 def test_make_lists_its_targets_with_a_line_each() -> None:
-    done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=30)
+    command = ["make", "--no-print-directory", "help"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=30)
     listed = [line.split()[0] for line in done.stdout.splitlines()]
     assert listed == ["help", "setup", "serve", "test", "lint", "format", "bench", "lock", "clean"]
 

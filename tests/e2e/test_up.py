@@ -32,6 +32,7 @@ START_TIMEOUT_S = 90.0
 #: No window, no sandbox (the tests may run as root), and no calls home.
 CHROMIUM_FLAGS = (
     "--headless=new",
+    "--window-size=1200,900",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -168,8 +169,16 @@ def test_flower_shows_the_task_as_a_success_with_its_worker_and_runtime(
     assert shown["Worker"].startswith("sheaf-cpu0@")
     assert float(shown["Runtime"].split()[0]) > 0
     assert shown["Result"] == "float32[384]"
-    browser.get(up.flower)
-    wait_until(lambda: "sheaf-cpu0@" in browser.find_element(By.TAG_NAME, "body").text, description="the worker's row")
+
+
+def test_flower_lists_the_worker_as_online(up: RunningUp, browser: webdriver.Chrome) -> None:
+    def row() -> str:
+        browser.get(f"{up.flower}/workers")
+        wait_until(lambda: browser.find_elements(By.CSS_SELECTOR, "tbody td"), description="the table is filled")
+        # Not `.text`, which is split where the page styles a first letter.
+        return str(browser.find_element(By.CSS_SELECTOR, "tbody").get_attribute("textContent"))
+
+    wait_until(lambda: "sheaf-cpu0@" in row() and "Online" in row(), description="the worker's row says Online")
 
 
 def test_a_worker_that_dies_is_started_again(up: RunningUp) -> None:
