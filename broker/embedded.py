@@ -123,8 +123,8 @@ class EmbeddedServer:
         except BlockingIOError:
             os.close(descriptor)
             raise EmbeddedServerError(
-                f"another server uses the data in {self.data_dir.resolve()}: stop it, or set broker.data_dir to another "
-                "folder"
+                f"another server uses the data in {self.data_dir.resolve()}: "
+                "stop it, or set broker.data_dir to another folder"
             ) from None
         return descriptor
 
