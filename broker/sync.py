@@ -14,6 +14,7 @@ from typing import Any, cast
 import orjson
 from redis.commands.core import Script
 
+from broker import events
 from broker.connect import check_server_info, connect
 from broker.faults import translated
 from broker.jobs import WorkerInfo
@@ -27,6 +28,11 @@ LOW_PRIORITY_EVERY = 10
 MAX_MOVED = 1000
 #: Seconds after which an announcement that was not repeated is forgotten.
 ANNOUNCEMENT_TTL_S = 10
+
+# By the scripts' numbers; calling an enum takes longer than all else that is done with an answer.
+_START_ANSWERS = tuple(StartAnswer)
+_SETTLE_ANSWERS = tuple(SettleAnswer)
+assert all(answer == index for answers in (_START_ANSWERS, _SETTLE_ANSWERS) for index, answer in enumerate(answers))
 
 
 class Broker:
@@ -49,6 +55,8 @@ class Broker:
         self.keys = Keys(key_prefix)
         self._result_ttl_s = result_ttl_s
         self._client = connect(url, read_timeout_s)
+        db = self._client.connection_pool.connection_kwargs.get("db") or 0
+        self._events_channel = events.channel(key_prefix, db)
         self._queues: dict[str, QueueKeys] = {}
         self._lease = self._script("lease")
         self._renew = self._script("renew")
@@ -97,7 +105,7 @@ class Broker:
             note_key = self.keys.started(job.job_id) if job.recorded else ""
             args += (job.tag, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
         with translated():
-            return [StartAnswer(answer) for answer in self._start(keys=[self._held(queue)], args=args)]
+            return [_START_ANSWERS[answer] for answer in self._start(keys=[self._held(queue)], args=args)]
 
     def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """End jobs: store and publish each result, queue what follows it, drop its lease; only where still held."""
@@ -108,7 +116,7 @@ class Broker:
             for follow_up in job.follow_ups:
                 args += (follow_up.list_key, follow_up.message)
         with translated():
-            return [SettleAnswer(answer) for answer in self._settle(keys=[self._held(queue)], args=args)]
+            return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=[self._held(queue)], args=args)]
 
     def release(self, queue: str, tags: Sequence[bytes]) -> int:
         """Give unstarted messages back to the front of their lists. `tags` oldest first. Returns how many were held."""
@@ -157,6 +165,11 @@ class Broker:
             pipe.zadd(self.keys.workers, {info.session: time.time()})
             pipe.zremrangebyscore(self.keys.workers, "-inf", time.time() - 10 * ANNOUNCEMENT_TTL_S)
             pipe.execute()
+
+    def publish_events(self, task_events: Sequence[dict[str, object]], hostname: str) -> None:
+        """Broadcast Celery task events to whoever listens now: Flower, `celery events`."""
+        with translated():
+            self._client.publish(self._events_channel, events.encode(task_events, hostname))
 
     def withdraw(self) -> None:
         """Take the announcement back: this worker serves no more."""

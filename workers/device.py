@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import uuid
 import warnings
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 #: The interpreter lets a busy thread run this long before another gets its turn. The default of 5 ms would add itself
 #: to every hand-over between feeder, device and settler while one of them computes.
 SWITCH_INTERVAL_S = 0.0005
+#: Seconds for which a broker that is not there yet is waited for without a word.
+QUIET_WAIT_S = 3.0
 #: Thresholds of the cyclic garbage collector. Jobs come and go by the hundred and hold no cycles; looking for some at
 #: Python's own thresholds (700, 10, 10) doubles what it costs to decode messages that are kept.
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
@@ -62,7 +65,7 @@ def main(settings: Settings, device: str, index: int) -> int:
         prefetch_batches=settings.workers.prefetch_batches,
         metrics=metrics,
         lines=LineWriter(settings.logging.format),
-        events=TaskEvents(app, nodename, wanted, metrics.events_dropped),
+        events=TaskEvents(broker, app, nodename, wanted, metrics.events_dropped),
         is_revoked=is_revoked,
         on_ended=count_ended,
     )
@@ -97,12 +100,15 @@ def _open_broker(settings: Settings) -> Broker:
         read_timeout_s=settings.broker.read_timeout_s,
     )
     backoff = Backoff()
+    begin = time.monotonic()
     while True:
         try:
             broker.check_server()
             return broker
         except BrokerUnavailable as error:
-            log.warning("Waiting for the broker.", extra={"cause": str(error)})
+            # When all parts are started together it is a moment behind.
+            if time.monotonic() - begin > QUIET_WAIT_S:
+                log.warning("Waiting for the broker.", extra={"cause": str(error)})
             backoff.wait(threading.Event())
 
 

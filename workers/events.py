@@ -14,16 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import orjson
-import redis
 from celery import Celery
-from celery.events.event import get_exchange
 from celery.utils.time import utcoffset
-from kombu import Connection, Producer
-from kombu.exceptions import OperationalError
 
-from broker import JobStatus
-from workers.backoff import Backoff
+from broker import Broker, BrokerUnavailable, JobStatus
 from workers.jobs import Ending, Job
 
 log = logging.getLogger(__name__)
@@ -43,8 +37,15 @@ _Maker = Callable[[_Event], list[_Event]]
 class TaskEvents:
     """Collects events from any thread and publishes them from its own, while `enabled()` says that they are wanted."""
 
-    def __init__(self, app: Celery, hostname: str, enabled: Callable[[], bool], dropped: Callable[[int], None]) -> None:
-        self._app = app
+    def __init__(
+        self,
+        broker: Broker,
+        app: Celery,
+        hostname: str,
+        enabled: Callable[[], bool],
+        dropped: Callable[[int], None],
+    ) -> None:
+        self._broker = broker
         self._clock = app.clock  # type: ignore[attr-defined]  # missing from the stubs
         self._hostname = hostname
         self._enabled = enabled
@@ -84,34 +85,22 @@ class TaskEvents:
         self._something.set()
 
     def _run(self) -> None:
-        backoff = Backoff()
-        while not self._stopping.is_set():
-            try:
-                with self._app.connection_for_write() as connection:
-                    self._publish_from(connection)
-            except (OSError, OperationalError, redis.RedisError) as error:
-                log.warning("Task events cannot be published now.", extra={"cause": str(error)})
-                backoff.wait(self._stopping)
-            except Exception:
-                log.exception("Publishing task events failed.")
-                backoff.wait(self._stopping)
-
-    def _publish_from(self, connection: Connection) -> None:
-        producer = Producer(connection, exchange=get_exchange(connection))
         while not (self._stopping.is_set() and not self._waiting):
             self._something.wait()
             self._stopping.wait(GATHER_S)
             self._something.clear()
             while events := self._next_events():
-                producer.publish(
-                    orjson.dumps(events),
-                    routing_key="task.multi",
-                    content_type="application/json",
-                    content_encoding="utf-8",
-                    headers={"hostname": self._hostname},
-                    delivery_mode=1,
-                    retry=False,
-                )
+                self._publish(events)
+
+    def _publish(self, events: list[_Event]) -> None:
+        try:
+            self._broker.publish_events(events, self._hostname)
+        except BrokerUnavailable as error:
+            log.warning("Task events cannot be published now.", extra={"cause": str(error), "count": len(events)})
+            self._dropped(len(events))
+        except Exception:
+            log.exception("Publishing task events failed.")
+            self._dropped(len(events))
 
     def _next_events(self) -> list[_Event]:
         events: list[_Event] = []

@@ -17,6 +17,7 @@ from inference import RowError
 class Job:
     """One leased job. Clock: `time.monotonic`, but for the `_at` fields, which are Unix seconds."""
 
+    id: str
     lease: Lease
     message: Message
     inputs: list[object]
@@ -34,10 +35,8 @@ class Job:
     infer_s: float = 0.0
     postprocess_s: float = 0.0
     batch_size: int = 0
-
-    @property
-    def id(self) -> str:
-        return self.message.id
+    #: The times above as readers and logs see them; None for a job that did not run.
+    timings: dict[str, float | int] | None = None
 
 
 def parse(lease: Lease, message: Message, queued: float) -> Job:
@@ -49,6 +48,7 @@ def parse(lease: Lease, message: Message, queued: float) -> Job:
         raise BadMessage(f"{', '.join(unserved)} of a {TASK_NAME} call are not served", job_id=message.id)
     inputs, many = _inputs(message)
     return Job(
+        id=message.id,
         lease=lease,
         message=message,
         inputs=inputs,
@@ -145,11 +145,9 @@ def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowU
 
 
 def _facts(job: Job, served: Served, now: float) -> RunFacts:
-    wait = job.started - job.queued if job.started_at is not None else 0.0
-    timings: dict[str, float | int] | None = None
     if job.started_at is not None:
-        timings = {
-            "queue_ms": round(wait * 1e3, 3),
+        job.timings = {
+            "queue_ms": round((job.started - job.queued) * 1e3, 3),
             "preprocess_ms": round(job.encode_s * 1e3, 3),
             "inference_ms": round(job.infer_s * 1e3, 3),
             "postprocess_ms": round(job.postprocess_s * 1e3, 3),
@@ -164,7 +162,7 @@ def _facts(job: Job, served: Served, now: float) -> RunFacts:
         enqueued_at=job.message.enqueued_at,
         started_at=job.started_at,
         finished_at=now,
-        timings=timings,
+        timings=job.timings,
     )
 
 

@@ -14,7 +14,7 @@ from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics
 from workers.backoff import Backoff
 from workers.handover import Burials, Endings, Handover, RunBatch
-from workers.jobs import Ending
+from workers.jobs import Ending, Served
 from workers.lane import Lane
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Settler:
             latencies_s=[now - ending.job.queued for ending in settled],
             queue_waits_s=[ending.job.started - ending.job.queued for ending in settled if ending.job.started],
         )
-        self._lines.write([_job_line(lane, ending) for ending in settled])
+        self._lines.write([_job_line(lane.served, ending) for ending in settled])
         return settled
 
     def _store(self, lane: Lane, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -153,21 +153,22 @@ class Settler:
         )
 
 
-def _job_line(lane: Lane, ending: Ending) -> dict[str, object]:
+def _job_line(served: Served, ending: Ending) -> dict[str, object]:
     job = ending.job
+    timings = job.timings or {}
     return {
         "message": "Job done.",
         "job_id": job.id,
         "request_id": job.message.request_id,
-        "model": lane.served.model,
-        "version": lane.served.version,
-        "status": ending.status.value,
+        "model": served.model,
+        "version": served.version,
+        "status": ending.status,
         "error": ending.error.type if ending.error else None,
         "attempt": job.lease.attempt,
         "batch_size": job.batch_size,
-        "queue_wait_ms": round((job.started - job.queued) * 1e3, 3) if job.started else None,
-        "preprocess_ms": round(job.encode_s * 1e3, 3),
-        "infer_ms": round(job.infer_s * 1e3, 3),
-        "postprocess_ms": round(job.postprocess_s * 1e3, 3),
+        "queue_wait_ms": timings.get("queue_ms"),
+        "preprocess_ms": timings.get("preprocess_ms"),
+        "infer_ms": timings.get("inference_ms"),
+        "postprocess_ms": timings.get("postprocess_ms"),
         "input_tokens": job.tokens,
     }
