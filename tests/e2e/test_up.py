@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,6 +115,17 @@ def test_the_printed_request_returns_the_embedding_of_a_real_model(up: RunningUp
     assert job["status"] == "succeeded"
     assert len(job["output"]) == 384
     assert sum(value * value for value in job["output"]) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_readmes_celery_snippet_works_as_it_stands(up: RunningUp, tmp_path: Path) -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "send_task" in code]
+    program = tmp_path / "snippet.py"
+    program.write_text(snippet.replace("redis://127.0.0.1:6380/0", up.broker))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+    )
+    assert done.stdout == "384\n"
 
 
 def test_fifty_texts_of_a_plain_celery_client_are_served_in_batches(up: RunningUp) -> None:
