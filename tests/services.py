@@ -24,13 +24,20 @@ SHEAF = str(Path(sys.executable).with_name("sheaf"))
 class Service:
     """One `sheaf` process in its own process group; its output goes to a file."""
 
-    def __init__(self, *arguments: str, config: Mapping[str, object], folder: Path) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        config: Mapping[str, object],
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "sheaf.yaml"
         self._config.write_text(yaml.safe_dump(dict(config)))
         self.log_path = folder / "output.log"
         self._command = [SHEAF, "--config", str(self._config), *arguments]
         self._folder = folder
+        self._own_environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -50,7 +57,7 @@ class Service:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env=_environment(),
+                env=_environment() | self._own_environment,
                 start_new_session=True,
             )
 

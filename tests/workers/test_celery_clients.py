@@ -6,7 +6,7 @@ import time
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
@@ -31,6 +31,11 @@ def test_many_rows_in_one_call_come_back_in_their_order(worker: RunningWorker, c
     rows = list(range(100))
     outcome = celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue=ECHO).get(timeout=10)
     assert outcome == [{"output": row} for row in rows]
+
+
+def test_a_group_of_calls_is_served(worker: RunningWorker, celery_client: Celery) -> None:
+    calls = [celery_client.signature("sheaf.infer", args=[row], queue=ECHO) for row in range(20)]
+    assert group(calls, app=celery_client).apply_async().get(timeout=10) == list(range(20))
 
 
 def test_a_bad_row_fails_alone_and_with_its_own_error(worker: RunningWorker, celery_client: Celery) -> None:
