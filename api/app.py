@@ -36,6 +36,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings.broker.server_url,
         key_prefix=settings.broker.key_prefix,
         max_queue_depth=settings.broker.max_queue_depth,
+        result_ttl_s=settings.api.result_ttl_s,
         read_timeout_s=settings.broker.read_timeout_s,
     )
     app.state.sheaf = ApiState(settings, broker, registry, app.state.metrics, app.state.envelope.stopping)

@@ -121,8 +121,28 @@ async def read(
     else:
         found = await shared.broker.fetch(job_id)
     if found is None:
-        raise Problem(problems.UNKNOWN_JOB, f"no job {job_id!r}: its id is wrong, or its result is no longer kept")
+        raise _unknown(job_id)
     return _json(views.job(found), 200)
+
+
+@router.post(
+    "/v1/jobs/{job_id}/cancel",
+    summary="Cancel a job",
+    response_class=Response,
+    responses={
+        200: {"model": Job},
+        404: {"description": "The id is unknown.", **PROBLEM},
+        409: {"description": "The job has ended; nothing was changed.", **PROBLEM},
+        503: {"description": "The broker is away.", **PROBLEM},
+    },
+)
+async def cancel(request: Request, job_id: str) -> Response:
+    """End a job that has not ended. One that has not begun never runs; of one that runs, the result is not kept."""
+    request.state.job_id = job_id
+    cancelled = await state.of(request).broker.cancel(job_id)
+    if cancelled is None:
+        raise _unknown(job_id)
+    return _json(views.job(cancelled), 200)
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -150,6 +170,10 @@ async def _body(request: Request, limit: int) -> bytes:
         chunks.append(chunk)
         if not message.get("more_body"):
             return b"".join(chunks)
+
+
+def _unknown(job_id: str) -> Problem:
+    return Problem(problems.UNKNOWN_JOB, f"no job {job_id!r}: its id is wrong, or its result is no longer kept")
 
 
 def _too_large(limit: int) -> Problem:

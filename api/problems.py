@@ -21,6 +21,7 @@ from broker.errors import (
     BrokerUnavailable,
     EmbeddedServerError,
     IdempotencyConflict,
+    JobEnded,
     QueueFull,
     UnsupportedServer,
 )
@@ -57,6 +58,7 @@ BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
     QueueFull: Kind(503, "queue-full", "The model's queue is full"),
     UnsupportedServer: Kind(503, "unsupported-broker", "The broker's version is too old"),
     IdempotencyConflict: Kind(422, "idempotency-conflict", "The idempotency key belongs to another payload"),
+    JobEnded: Kind(409, "job-ended", "The job has ended"),
     EmbeddedServerError: INTERNAL,
     BadMessage: INTERNAL,
     BrokerError: INTERNAL,

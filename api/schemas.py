@@ -51,6 +51,7 @@ class JobRequest(BaseModel):
 
 class Urls(BaseModel):
     self: str
+    cancel: str
 
 
 class Accepted(BaseModel):

@@ -32,7 +32,7 @@ def job(state: JobState) -> bytes:
             "outputs": result if state.many else None,
             "error": error,
             "metadata": orjson.Fragment(state.metadata),
-            "urls": {"self": url(state.id)},
+            "urls": _urls(state.id),
             "timings": None if state.timings is None else orjson.Fragment(state.timings),
         }
     )
@@ -47,13 +47,18 @@ def accepted(job_id: str, submitted: NewJob) -> bytes:
             "status": "queued",
             "model": submitted.model,
             "created_at": timestamp(submitted.created_at),
-            "urls": {"self": url(job_id)},
+            "urls": _urls(job_id),
         }
     )
 
 
 def url(job_id: str) -> str:
     return f"/v1/jobs/{job_id}"
+
+
+def _urls(job_id: str) -> dict[str, str]:
+    own = url(job_id)
+    return {"self": own, "cancel": f"{own}/cancel"}
 
 
 def timestamp(moment: float | None) -> str | None:

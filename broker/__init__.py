@@ -7,6 +7,7 @@ from broker.errors import (
     BrokerUnavailable,
     EmbeddedServerError,
     IdempotencyConflict,
+    JobEnded,
     QueueFull,
     UnsupportedServer,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "EmbeddedServerError",
     "FollowUp",
     "IdempotencyConflict",
+    "JobEnded",
     "JobFailure",
     "JobState",
     "JobStatus",

@@ -7,6 +7,7 @@ of a process share one pub/sub connection.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -15,10 +16,12 @@ import redis
 import redis.asyncio
 
 from broker.connect import check_server_info, connect_async
+from broker.errors import JobEnded
 from broker.faults import translated
-from broker.jobs import JobState, ModelInfo, NewJob, QueueDepth, WorkerInfo
+from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, QueueDepth, WorkerInfo
 from broker.keys import PRIORITY_STEPS, Keys
-from broker.results import job_state
+from broker.lua import script_text
+from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
 from broker.waiting import ResultListener
 
@@ -26,18 +29,29 @@ from broker.waiting import ResultListener
 class AsyncBroker:
     """One API process' way to the queues. Made by `open`; needs no server until it is used."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int, result_ttl_s: int = 86_400
+    ) -> None:
         self.keys = keys
         self._client = client
+        self._result_ttl_s = result_ttl_s
+        self._cancel = client.register_script(script_text("cancel"))
         self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
         self._listener = ResultListener(client, keys)
 
     @classmethod
     async def open(
-        cls, url: str, *, key_prefix: str = "", max_queue_depth: int = 100_000, read_timeout_s: float = 10.0
+        cls,
+        url: str,
+        *,
+        key_prefix: str = "",
+        max_queue_depth: int = 100_000,
+        result_ttl_s: int = 86_400,
+        read_timeout_s: float = 10.0,
     ) -> Self:
         """`max_queue_depth` 0 means no limit."""
-        return cls(connect_async(url, read_timeout_s), Keys(key_prefix), max_queue_depth=max_queue_depth)
+        client = connect_async(url, read_timeout_s)
+        return cls(client, Keys(key_prefix), max_queue_depth=max_queue_depth, result_ttl_s=result_ttl_s)
 
     async def submit(self, job: NewJob) -> str:
         """Return the id under which the job is queued, after the server accepted it.
@@ -80,6 +94,35 @@ class AsyncBroker:
             while state is not None and not state.ended and await waiter.wait(deadline - loop.time()):
                 state = await self.fetch(job_id)
         return state
+
+    async def cancel(self, job_id: str) -> JobState | None:
+        """End a job that has not ended; its waiters are told at once, and it does not run if it has not begun.
+
+        Returns its state, None for an unknown id. Raises `JobEnded` for a job that has ended: nothing is changed.
+        """
+        state = await self.fetch(job_id)
+        if state is None:
+            return None
+        if not state.ended:
+            facts = RunFacts(
+                model=state.model,
+                version=state.version,
+                priority=int(state.priority),
+                attempt=state.attempt,
+                many=state.many,
+                enqueued_at=state.created_at,
+                started_at=state.started_at,
+                finished_at=time.time(),
+                timings=None,
+            )
+            meta = encode_dropped(job_id, JobStatus.CANCELLED, "cancelled", facts)
+            keys = [self.keys.result(job_id), self.keys.record(job_id)]
+            with translated():
+                cancelled = await self._cancel(keys=keys, args=[meta, self._result_ttl_s])
+            if cancelled:
+                return await self.fetch(job_id)
+            state = await self.fetch(job_id)
+        raise JobEnded(job_id, state.status if state else JobStatus.SUCCEEDED)
 
     @property
     def waiters(self) -> int:

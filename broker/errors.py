@@ -4,6 +4,7 @@ BrokerError
 ├── BrokerUnavailable    no answer, refused, loading, read-only, out of memory: try again later
 ├── QueueFull            admission refused the job: nothing was stored
 ├── IdempotencyConflict  the same key came before with another payload
+├── JobEnded             a job that has ended cannot be cancelled
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
 └── BadMessage           a queued message that no job can be made of
@@ -39,6 +40,16 @@ class IdempotencyConflict(BrokerError):
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(f"idempotency key {key!r} belongs to job {job_id}, which had another payload")
         self.job_id = job_id
+
+
+class JobEnded(BrokerError):
+    """What was asked of a job makes sense only before it has ended."""
+
+    def __init__(self, job_id: str, status: str) -> None:
+        super().__init__(f"job {job_id} has ended: it {_ENDINGS.get(status, status)}; nothing was changed")
+
+
+_ENDINGS = {"cancelled": "was cancelled"}
 
 
 class UnsupportedServer(BrokerError):

@@ -41,7 +41,8 @@ class RunFacts:
     """What a run adds to a result: where, when, how long. Times are Unix seconds."""
 
     model: str
-    version: str
+    #: None for a job that no worker has looked at.
+    version: str | None
     priority: int
     attempt: int
     many: bool

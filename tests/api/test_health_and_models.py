@@ -42,6 +42,7 @@ def test_metrics_can_be_parsed_and_hold_what_was_asked(api: RunningApi, client: 
     assert {sample.labels["route"] for sample in requests} <= {
         "/v1/jobs",
         "/v1/jobs/{job_id}",
+        "/v1/jobs/{job_id}/cancel",
         "/v1/models",
         "/v1/models/{name}",
         "/livez",
@@ -61,6 +62,7 @@ def test_the_docs_page_names_every_route(client: httpx.Client) -> None:
     assert set(paths) == {
         "/v1/jobs",
         "/v1/jobs/{job_id}",
+        "/v1/jobs/{job_id}/cancel",
         "/v1/models",
         "/v1/models/{name}",
         "/livez",

@@ -22,6 +22,10 @@ def submit(client: httpx.Client, body: object, **headers: str) -> httpx.Response
     return client.post("/v1/jobs", json=body, headers=headers)
 
 
+def waiters(client: httpx.Client) -> float:
+    return metric(client.base_url.port or 0, "sheaf_waiters")
+
+
 def problem(answer: httpx.Response) -> dict[str, object]:
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, object] = answer.json()
@@ -96,6 +100,42 @@ def test_a_job_whose_time_ran_out_before_it_began_expires(client: httpx.Client) 
     late = submit(client, {"model": "slow", "input": 0, "timeout_s": 0.2}).json()
     job = client.get(late["urls"]["self"], params={"wait": 5}).json()
     assert (job["status"], job["error"]["type"]) == ("expired", "expired")
+
+
+def test_a_job_that_waits_can_be_cancelled_and_its_waiters_are_told_at_once(client: httpx.Client) -> None:
+    running = submit(client, {"model": "slow", "input": 1.5}).json()
+    waiting = submit(client, {"model": "slow", "input": 0}).json()
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(client.get, waiting["urls"]["self"], params={"wait": 5})
+        wait_until(lambda: waiters(client) == 1, description="it waits")
+        cancelled = client.post(waiting["urls"]["cancel"])
+        assert cancelled.status_code == 200
+        assert cancelled.json()["status"] == "cancelled"
+        told = waiter.result()
+    assert told.json()["status"] == "cancelled"
+    assert client.get(running["urls"]["self"]).json()["status"] == "running"
+    assert client.get(running["urls"]["self"], params={"wait": 5}).json()["status"] == "succeeded"
+    assert client.get(waiting["urls"]["self"]).json()["status"] == "cancelled"
+
+
+def test_the_result_of_a_running_job_that_was_cancelled_is_not_kept(client: httpx.Client) -> None:
+    job = submit(client, {"model": "slow", "input": 1}).json()
+    wait_until(
+        lambda: client.get(job["urls"]["self"]).json()["status"] == "running", description="it runs", timeout_s=10
+    )
+    assert client.post(job["urls"]["cancel"]).json()["status"] == "cancelled"
+    # Its batch is over when the next one has run.
+    submit(client, {"model": "slow", "input": 0}, Prefer="wait=5")
+    assert client.get(job["urls"]["self"]).json()["status"] == "cancelled"
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled(client: httpx.Client) -> None:
+    job = submit(client, {"model": "echo", "input": "x"}, Prefer="wait=5").json()
+    answer = client.post(job["urls"]["cancel"])
+    assert answer.status_code == 409
+    assert problem(answer)["type"] == "urn:sheaf:error:job-ended"
+    assert client.get(job["urls"]["self"]).json() == job
+    assert client.post("/v1/jobs/no-such-job/cancel").status_code == 404
 
 
 def test_a_high_priority_job_overtakes(client: httpx.Client) -> None:
@@ -230,11 +270,10 @@ def test_the_same_idempotency_key_and_payload_is_the_same_job(client: httpx.Clie
 
 
 def test_a_waiter_that_goes_away_is_forgotten(api: RunningApi, client: httpx.Client) -> None:
-    port = int(api.base.rpartition(":")[2])
     job = submit(client, {"model": "slow", "input": 3}).json()
     with pytest.raises(httpx.ReadTimeout):
         client.get(job["urls"]["self"], params={"wait": 5}, timeout=0.3)
-    wait_until(lambda: metric(port, "sheaf_waiters") == 0, description="nobody waits any more", timeout_s=2)
+    wait_until(lambda: waiters(client) == 0, description="nobody waits any more", timeout_s=2)
     client.get(job["urls"]["self"], params={"wait": 5})
 
 
@@ -314,7 +353,7 @@ def test_a_stopping_server_answers_those_who_wait(api: RunningApi, client: httpx
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: metric(int(api.base.rpartition(":")[2]), "sheaf_waiters") == 1, description="it waits")
+    wait_until(lambda: waiters(client) == 1, description="it waits")
     begin = time.monotonic()
     assert api.service.stop() == 0
     waiter.join()

@@ -15,14 +15,17 @@ from broker import (
     Broker,
     BrokerUnavailable,
     IdempotencyConflict,
+    JobEnded,
     JobStatus,
     ModelInfo,
     NewJob,
     Priority,
     QueueDepth,
     QueueFull,
+    SettleAnswer,
     Settlement,
     Start,
+    StartAnswer,
     WorkerInfo,
 )
 from broker.embedded import EmbeddedServer
@@ -115,6 +118,30 @@ async def test_a_failure_is_read_with_its_type_and_message(
     assert state is not None
     assert state.error is not None
     assert (state.status, state.error.type, state.error.message) == (JobStatus.FAILED, "ValueError", "too long")
+
+
+async def test_a_cancelled_job_is_not_run_and_no_result_replaces_that(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    waiting, running = new_job("waiting"), new_job("running")
+    await front.submit(running)
+    [running_lease] = broker.lease(QUEUE, 1).leases
+    assert broker.start(QUEUE, [Start(running_lease.tag, running.id, True, 1)]) == [StartAnswer.RUN]
+    await front.submit(waiting)
+    [waiting_lease] = broker.lease(QUEUE, 1).leases
+    for job in (waiting, running):
+        state = await front.cancel(job.id)
+        assert state is not None
+        assert (state.status, state.model) == (JobStatus.CANCELLED, "echo")
+    assert broker.start(QUEUE, [Start(waiting_lease.tag, waiting.id, True, 1)]) == [StartAnswer.ENDED]
+    late = Settlement(running_lease.tag, running.id, encode_success(running.id, 1, FACTS), True)
+    assert broker.settle(QUEUE, [late]) == [SettleAnswer.ENDED_BEFORE]
+    state = await front.fetch(running.id)
+    assert state is not None
+    assert state.status is JobStatus.CANCELLED
+    with pytest.raises(JobEnded, match="it was cancelled"):
+        await front.cancel(running.id)
+    assert await front.cancel("no-such-job") is None
 
 
 async def test_an_unknown_id_is_unknown(front: AsyncBroker, client: redis.Redis) -> None:
