@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.errors import BrokerError
-from cli import bench, config, services
+from cli import bench, config, dead, services
 from cli.loading import CONFIG_VARIABLE
 from cli.parent import end_with_parent
 from cli.problems import CommandError
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
+app.add_typer(dead.app, name="dead")
 services.register(app)
 
 

@@ -6,7 +6,6 @@ lease that a lane took is in `held` until it was settled, released or put aside;
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 from batching import Batcher, Limits, Row, RowTooLong
 from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, Settlement
+from broker.dead import DeadLetter
 from broker.keys import PRIORITY_STEPS
 from broker.message import decode
 from inference import Encoded, RowError
@@ -269,17 +269,17 @@ class Lane:
             self._ports.burials(self, burials)
 
     def _burial(self, lease: Lease, error: BadMessage, kind: str) -> Settlement:
-        letter = {
-            "reason": error.reason,
-            "job_id": error.job_id,
-            "queue": self.queue,
-            "priority": lease.step,
-            "attempts": lease.attempt,
-            "buried_at": time.time(),
-            # Messages that are no text are kept too: every byte maps to the code point of the same number.
-            "message": lease.message.decode("latin-1"),
-        }
-        dead_letter = FollowUp(self._broker.keys.queue(self.queue).dead, json.dumps(letter).encode())
+        letter = DeadLetter.encode(
+            number=lease.tag.decode(),
+            queue=self.queue,
+            reason=error.reason,
+            job_id=error.job_id,
+            priority=lease.step,
+            attempts=lease.attempt,
+            buried_at=time.time(),
+            message=lease.message,
+        )
+        dead_letter = FollowUp(self._broker.keys.queue(self.queue).dead, letter)
         return buried(lease, error, self.served, dead_letter, kind)
 
     def _release_unknown(self) -> None:

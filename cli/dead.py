@@ -1,0 +1,119 @@
+"""`sheaf dead`: look at messages that could not be run, give them another life, or throw them away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from broker import queue_name
+from broker.dead import DeadLetter, DeadLetters
+from cli.loading import loaded_settings
+from cli.problems import CommandError
+from configs import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Messages that could not be run.")
+
+Model = Annotated[str | None, typer.Argument(help="Only this model's; all models' without.")]
+OneModel = Annotated[str, typer.Argument(help="The model whose letters these are.")]
+Number = Annotated[str, typer.Argument(help="Number or job id, as `sheaf dead list` shows it.")]
+Numbers = Annotated[list[str] | None, typer.Argument(help="Numbers or job ids, as `sheaf dead list` shows them.")]
+All = Annotated[bool, typer.Option("--all", help="All letters of this model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Messages that could not be run, or whose worker was lost `broker.max_attempts` times.
+
+    Each is kept with the reason until it is retried or purged here. Its caller has been told: the failure is its result.
+    """
+
+
+@app.command("list")
+def list_letters(
+    model: Model = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most letters per model, the newest first.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, the newest first."""
+    settings = loaded_settings().settings
+    with _open(settings) as dead:
+        names = list(settings.models) if model is None else [model]
+        letters = [letter for name in names for letter in dead.newest(queue_name(name), limit)]
+        counts = {name: dead.count(queue_name(name)) for name in names}
+    if as_json:
+        typer.echo(json.dumps([_view(letter) for letter in letters], indent=2))
+        return
+    for letter in letters:
+        typer.echo(f"{letter.queue}  {letter.number}  {_moment(letter)}  {letter.job_id or '-'}  {letter.reason}")
+    typer.echo(", ".join(f"{name}: {count}" for name, count in counts.items()) + " dead letters")
+
+
+@app.command()
+def show(
+    model: OneModel, number: Annotated[str, typer.Argument(help="Number or job id.")], as_json: Json = False
+) -> None:
+    """Show one letter with its message."""
+    with _open(loaded_settings().settings) as dead:
+        [letter] = _chosen(dead, model, [number], everything=False)
+    view = {**_view(letter), "message": letter.message.decode("utf-8", "backslashreplace")}
+    if as_json:
+        typer.echo(json.dumps(view, indent=2))
+        return
+    for name, value in view.items():
+        typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def retry(model: OneModel, numbers: Numbers = None, everything: All = False) -> None:
+    """Put letters back on the queue, with no attempt counted; their stored failures go."""
+    with _open(loaded_settings().settings) as dead:
+        # The oldest first, so that they wait in the order in which they came.
+        revived = sum(dead.revive(letter) for letter in reversed(_chosen(dead, model, numbers, everything)))
+    typer.echo(f"{revived} put back on {queue_name(model)}")
+
+
+@app.command()
+def purge(model: OneModel, numbers: Numbers = None, everything: All = False) -> None:
+    """Throw letters away; stored failures stay."""
+    with _open(loaded_settings().settings) as dead:
+        purged = dead.purge(_chosen(dead, model, numbers, everything))
+    typer.echo(f"{purged} thrown away")
+
+
+def _open(settings: Settings) -> DeadLetters:
+    broker = settings.broker
+    return DeadLetters(broker.server_url, key_prefix=broker.key_prefix, read_timeout_s=broker.read_timeout_s)
+
+
+def _chosen(dead: DeadLetters, model: str, numbers: Sequence[str] | None, everything: bool) -> list[DeadLetter]:
+    """The letters that are meant, the newest first."""
+    if everything == bool(numbers):
+        raise CommandError("name letters by number or job id, or give --all")
+    letters = dead.newest(queue_name(model))
+    if numbers is None or everything:
+        return letters
+    for number in numbers:
+        if not any(number in (letter.number, letter.job_id) for letter in letters):
+            raise CommandError(f"{queue_name(model)} has no dead letter {number}: see `sheaf dead list {model}`")
+    return [letter for letter in letters if letter.number in numbers or letter.job_id in numbers]
+
+
+def _view(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "queue": letter.queue,
+        "number": letter.number,
+        "job_id": letter.job_id,
+        "reason": letter.reason,
+        "priority": letter.priority,
+        "attempts": letter.attempts,
+        "buried_at": _moment(letter),
+    }
+
+
+def _moment(letter: DeadLetter) -> str:
+    return datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
