@@ -23,6 +23,7 @@ class Batcher(Generic[T]):
         # How far the batch now forming reaches, so that each row is looked at once, not at every question.
         self._forming = 0
         self._longest = 0
+        self._oldest = float("inf")
         self._closed: CloseReason | None = None
 
     def __len__(self) -> int:
@@ -30,8 +31,8 @@ class Batcher(Generic[T]):
 
     @property
     def oldest(self) -> float:
-        """When the row that leads the next batch was enqueued; infinity when there is none."""
-        return self._rows[0].enqueued_at if self._rows else float("inf")
+        """When the oldest row of the next batch was enqueued; infinity when there is none."""
+        return self._oldest
 
     def add(self, row: Row[T], now: float) -> None:
         """Take a row in. Raises `RowTooLong` for a row that fits no batch; it is not taken in."""
@@ -58,7 +59,7 @@ class Batcher(Generic[T]):
         """When a batch will be due if nothing is added: not after `now` when one is due already; None without rows."""
         if not self._rows:
             return None
-        return now if self._closed is not None else self._rows[0].enqueued_at + self.limits.max_wait_s
+        return now if self._closed is not None else self._oldest + self.limits.max_wait_s
 
     def drain(self) -> list[Row[T]]:
         """All rows that wait, oldest first; none is left."""
@@ -70,6 +71,7 @@ class Batcher(Generic[T]):
     def _form_next(self) -> None:
         self._forming = 0
         self._longest = 0
+        self._oldest = float("inf")
         self._closed = None
         for row in self._rows:
             self._extend(row)
@@ -77,11 +79,16 @@ class Batcher(Generic[T]):
                 return
 
     def _extend(self, row: Row[T]) -> None:
+        if self._forming and row.company is not self._rows[0].company:
+            self._closed = CloseReason.COMPANY
+            return
         longest = max(self._longest, row.tokens)
         if longest * (self._forming + 1) > self.limits.max_batch_tokens:
             self._closed = CloseReason.TOKENS
             return
         self._longest = longest
+        # A message that was given back may come in behind younger ones; it waits no longer for that.
+        self._oldest = min(self._oldest, row.enqueued_at)
         self._forming += 1
         if self._forming == self.limits.max_batch_size:
             self._closed = CloseReason.FULL

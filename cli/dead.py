@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Messages that could not be run.")
 
 Model = Annotated[str | None, typer.Argument(help="Only this model's; all models' without.")]
 OneModel = Annotated[str, typer.Argument(help="The model whose letters these are.")]
-Number = Annotated[str, typer.Argument(help="Number or job id, as `sheaf dead list` shows it.")]
+Number = Annotated[str, typer.Argument(help="A number or job id, as `sheaf dead list` shows it.")]
 Numbers = Annotated[list[str] | None, typer.Argument(help="Numbers or job ids, as `sheaf dead list` shows them.")]
 All = Annotated[bool, typer.Option("--all", help="All letters of this model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

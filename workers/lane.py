@@ -226,6 +226,8 @@ class Lane:
         longest = self._limits.max_batch_tokens
         for job in jobs:
             job.encode_s = now - begin
+            # Whoever had it before was lost: if it was this job that did it, it takes no other down with it again.
+            company = job if job.lease.attempt > 1 else None
             for index in range(len(job.inputs)):
                 row = next(encoded)
                 if isinstance(row, Encoded) and row.tokens > longest:
@@ -235,7 +237,7 @@ class Lane:
                     job.rows_left -= 1
                 else:
                     job.tokens = max(job.tokens, row.tokens)
-                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued))
+                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, company))
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:
