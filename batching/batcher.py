@@ -79,9 +79,6 @@ class Batcher(Generic[T]):
                 return
 
     def _extend(self, row: Row[T]) -> None:
-        if self._forming and row.company is not self._rows[0].company:
-            self._closed = CloseReason.COMPANY
-            return
         longest = max(self._longest, row.tokens)
         if longest * (self._forming + 1) > self.limits.max_batch_tokens:
             self._closed = CloseReason.TOKENS

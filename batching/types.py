@@ -39,8 +39,6 @@ class Row(Generic[T]):
     payload: T
     tokens: int
     enqueued_at: float
-    #: Rows share a batch only with rows of the same company; None is everybody's.
-    company: object = None
 
 
 class CloseReason(StrEnum):
@@ -48,7 +46,6 @@ class CloseReason(StrEnum):
 
     FULL = "full"
     TOKENS = "tokens"
-    COMPANY = "company"
     WAIT = "wait"
 
 

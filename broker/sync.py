@@ -73,7 +73,10 @@ class Broker:
             check_server_info(cast("dict[str, object]", self._client.info("server")))
 
     def lease(self, queue: str, n: int) -> Leased:
-        """Take up to `n` messages, the highest priority first; they are held until settled, released or expired."""
+        """Take up to `n` messages, the highest priority first; they are held until settled, released or expired.
+
+        A message whose worker was lost (its attempt is above 1) comes alone.
+        """
         keys = self._keys(queue)
         with translated():
             answer = self._lease(

@@ -29,7 +29,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def _group() -> None:
     """Messages that could not be run, or whose worker was lost `broker.max_attempts` times.
 
-    Each is kept with the reason until it is retried or purged here. Its caller has been told: the failure is its result.
+    Each is kept with the reason until it is retried or purged here. Its caller has been told: the failure is
+    its result.
     """
 
 

@@ -101,6 +101,19 @@ def _environment() -> dict[str, str]:
     return inherited | {"PYTHONPATH": str(REPOSITORY)}
 
 
+def run_sheaf(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `sheaf` command to its end, as on a wide terminal without colours."""
+    return subprocess.run(
+        [SHEAF, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=folder,
+        env=_environment() | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
+    )
+
+
 def metric(port: int, name: str, **labels: str) -> float:
     """The value of one sample of a process' metrics page; 0 when it is not there (yet)."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

@@ -77,6 +77,7 @@ class Lane:
         self._stopping = threading.Event()
         self._work = threading.Event()
         self._room = threading.Event()
+        self._fewer = threading.Event()
         self._in_hand: Sequence[Lease] = ()
         self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
         self._feeder = threading.Thread(target=self._feed, name=f"feeder {queue}", daemon=True)
@@ -91,6 +92,7 @@ class Lane:
         self._stopping.set()
         self._work.set()
         self._room.set()
+        self._fewer.set()
         self._feeder.join(timeout_s)
 
     def release_unstarted(self) -> int:
@@ -118,6 +120,7 @@ class Lane:
         with self._lock:
             for tag in tags:
                 self.held.pop(tag, None)
+        self._fewer.set()
 
     def wait_for_list(self, step: int) -> None:
         """Runs in a waiter's thread: wake the feeder when this list holds something."""
@@ -157,12 +160,31 @@ class Lane:
             return
         self._work.clear()
         leased = self._broker.lease(self.queue, room)
-        if leased.leases:
+        if leased.leases and leased.leases[0].attempt > 1:
+            self._take_alone(leased.leases[0])
+        elif leased.leases:
             self._take_in(leased.leases)
         if not leased.waiting:
             for waiter in self._waiters:
                 waiter.arm()
             self._work.wait(IDLE_LOOK_S)
+
+    def _take_alone(self, lease: Lease) -> None:
+        """Serve a message whose worker was lost with nothing else in hand: if it was the cause, it falls alone."""
+        with self._lock:
+            self.held[lease.tag] = None
+        self._wait_until(lambda: self.held.keys() <= {lease.tag})
+        if not self.stopping:
+            self._take_in([lease])
+            self._wait_until(lambda: lease.tag not in self.held)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait for leases to end, or for the lane to stop."""
+        while not self.stopping:
+            self._fewer.clear()
+            if done():
+                return
+            self._fewer.wait(IDLE_LOOK_S)
 
     def _bury_in_hand(self) -> None:
         """A fault of ours while reading these messages would only come again; they wait with the dead letters."""
@@ -226,8 +248,6 @@ class Lane:
         longest = self._limits.max_batch_tokens
         for job in jobs:
             job.encode_s = now - begin
-            # Whoever had it before was lost: if it was this job that did it, it takes no other down with it again.
-            company = job if job.lease.attempt > 1 else None
             for index in range(len(job.inputs)):
                 row = next(encoded)
                 if isinstance(row, Encoded) and row.tokens > longest:
@@ -237,7 +257,7 @@ class Lane:
                     job.rows_left -= 1
                 else:
                     job.tokens = max(job.tokens, row.tokens)
-                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, company))
+                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued))
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:
@@ -264,7 +284,7 @@ class Lane:
                 job_id = unreadable.job_id
             log.error("A job ran out of attempts.", extra={"job_id": job_id, "attempts": lease.attempt})
             error = BadMessage(f"its worker was lost {lease.attempt} times", job_id=job_id)
-            burials.append(self._burial(lease, error, "WorkerLost"))
+            burials.append(self._burial(lease, error, "worker_lost"))
         if burials:
             with self._lock:
                 self.held.update((lease.tag, None) for lease in leases)

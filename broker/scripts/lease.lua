@@ -9,7 +9,8 @@
 -- ARGV 2      n
 -- ARGV 3      lease, ms
 -- ARGV 4      every how many slots one goes to the lowest waiting priority; 0 = never
--- returns     messages still waiting, then four per lease: tag, attempt, level (1-4), message
+-- returns     messages still waiting, then four per lease: tag, attempt, level (1-4), message;
+--             one with an attempt above 1 comes alone
 --
 -- A full server (maxmemory) refuses a script whose first write needs memory, and lets a script go on that has written.
 -- RPOP comes first here, and a removal comes first in every script of the drain, so a full queue can always be emptied.
@@ -36,13 +37,25 @@ local function keep(level, attempt, message)
   out[#out + 1] = message
 end
 
+-- A message whose worker was lost is leased by itself: if it was the cause, nothing else is held beside it the next time.
+local closed = false
+
 local function take(level, count)
-  if count <= 0 then return 0 end
+  if count <= 0 or closed then return 0 end
   local taken = 0
-  for _, entry in ipairs(redis.call('RPOP', KEYS[level], count) or {}) do
+  while taken < count do
+    local entry = redis.call('LINDEX', KEYS[level], -1)
+    if not entry then break end
     local colon = string.find(entry, ':', 1, true)
-    keep(level, tonumber(string.sub(entry, 1, colon - 1)), string.sub(entry, colon + 1))
+    local attempt = tonumber(string.sub(entry, 1, colon - 1))
+    if attempt > 1 then
+      closed = true
+      if #held > 0 then return taken end
+    end
+    redis.call('RPOP', KEYS[level])
+    keep(level, attempt, string.sub(entry, colon + 1))
     taken = taken + 1
+    if closed then return taken end
   end
   if taken < count then
     for _, message in ipairs(redis.call('RPOP', KEYS[4 + level], count - taken) or {}) do

@@ -61,21 +61,6 @@ def test_an_old_row_behind_a_young_one_is_not_held_up_by_it() -> None:
     assert len(batch.rows) == 2
 
 
-def test_rows_run_with_their_company_only() -> None:
-    batcher: Batcher[int] = Batcher(LIMITS)
-    for number, company in enumerate([None, None, "a", "a", "b", None]):
-        batcher.add(Row(number, 1, 0.0, company), 0.0)
-    batches = []
-    while (batch := batcher.due(1.0)) is not None:
-        batches.append(([row.payload for row in batch.rows], batch.reason))
-    assert batches == [
-        ([0, 1], CloseReason.COMPANY),
-        ([2, 3], CloseReason.COMPANY),
-        ([4], CloseReason.COMPANY),
-        ([5], CloseReason.WAIT),
-    ]
-
-
 def test_without_rows_nothing_is_due() -> None:
     batcher = filled()
     assert batcher.due(1e9) is None
@@ -136,9 +121,9 @@ class DeviceThatIsAlwaysFree(RuleBasedStateMachine):
         self.left: list[int] = []
         self.enqueued_at: dict[int, float] = {}
 
-    @rule(tokens=st.integers(1, 40), age=st.floats(0, 3), company=st.sampled_from([None, None, "a", "b"]))
-    def add(self, tokens: int, age: float, company: object) -> None:
-        self.batcher.add(Row(self.added, tokens, self.now - age, company), self.now)
+    @rule(tokens=st.integers(1, 40), age=st.floats(0, 3))
+    def add(self, tokens: int, age: float) -> None:
+        self.batcher.add(Row(self.added, tokens, self.now - age), self.now)
         self.enqueued_at[self.added] = self.now - age
         self.added += 1
         self.take_what_is_due()
@@ -160,7 +145,6 @@ class DeviceThatIsAlwaysFree(RuleBasedStateMachine):
         while (batch := self.batcher.due(self.now)) is not None:
             assert len(batch.rows) <= LIMITS.max_batch_size
             assert batch.padded_tokens <= LIMITS.max_batch_tokens
-            assert len({row.company for row in batch.rows}) == 1
             self.left += [row.payload for row in batch.rows]
 
     @invariant()

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.services import SHEAF
-
-
-def sheaf(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHEAF_")}
-    return subprocess.run(
-        [SHEAF, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=folder,
-        env=inherited | environ | {"COLUMNS": "200", "NO_COLOR": "1"},
-    )
+from tests.services import run_sheaf
 
 
 def test_every_value_is_shown_with_its_origin(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("api: {port: 8001}")
-    done = sheaf("--config", "own.yaml", "config", "show", folder=tmp_path, SHEAF_FLOWER__PORT="5001")
+    done = run_sheaf("--config", "own.yaml", "config", "show", folder=tmp_path, SHEAF_FLOWER__PORT="5001")
     shown = dict(line.split(":", 1) for line in done.stdout.splitlines() if not line.startswith("#"))
     assert shown["api.port"].split("  # ") == [" 8001".ljust(len(shown["api.port"].split("  # ")[0])), str(file)]
     assert shown["flower.port"].endswith("# SHEAF_FLOWER__PORT")
@@ -37,7 +22,7 @@ def test_every_value_is_shown_with_its_origin(tmp_path: Path) -> None:
 
 
 def test_settings_can_be_read_by_programs_and_tell_no_password(tmp_path: Path) -> None:
-    done = sheaf(
+    done = run_sheaf(
         "config", "show", "--json", folder=tmp_path,
         SHEAF_BROKER__URL="redis://me:hidden-1@example.org/0", SHEAF_FLOWER__BASIC_AUTH="me:hidden-2",
     )  # fmt: skip
@@ -49,7 +34,7 @@ def test_settings_can_be_read_by_programs_and_tell_no_password(tmp_path: Path) -
 
 
 def test_wrong_settings_are_told_line_by_line(tmp_path: Path) -> None:
-    done = sheaf("config", "show", folder=tmp_path, SHEAF_API__PROT="1", SHEAF_API__PORT="x")
+    done = run_sheaf("config", "show", folder=tmp_path, SHEAF_API__PROT="1", SHEAF_API__PORT="x")
     assert done.returncode == 2
     assert done.stdout == ""
     assert sorted(done.stderr.splitlines()) == [
@@ -59,10 +44,10 @@ def test_wrong_settings_are_told_line_by_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["up", "api", "worker", "flower", "broker", "config", "bench", "version"])
+@pytest.mark.parametrize("command", ["up", "api", "worker", "flower", "broker", "config", "bench", "dead", "version"])
 def test_help_names_every_command_and_each_has_help_of_its_own(tmp_path: Path, command: str) -> None:
-    assert f" {command} " in sheaf("--help", folder=tmp_path).stdout
-    own = sheaf(command, "--help", folder=tmp_path)
+    assert f" {command} " in run_sheaf("--help", folder=tmp_path).stdout
+    own = run_sheaf(command, "--help", folder=tmp_path)
     assert own.returncode == 0
     assert len(own.stdout) > 100
 
@@ -79,11 +64,11 @@ def test_help_names_every_command_and_each_has_help_of_its_own(tmp_path: Path, c
 def test_what_cannot_be_done_is_told_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
-    done = sheaf(*arguments, folder=tmp_path, **environ)
+    done = run_sheaf(*arguments, folder=tmp_path, **environ)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert said in line
 
 
 def test_the_version_is_the_packages(tmp_path: Path) -> None:
-    assert sheaf("version", folder=tmp_path).stdout == "0.1.0\n"
+    assert run_sheaf("version", folder=tmp_path).stdout == "0.1.0\n"

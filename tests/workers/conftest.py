@@ -43,7 +43,9 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     """Starts workers on a URL; all are stopped at the end of the test."""
     started: list[Service] = []
 
-    def start(url: str, *, lease_s: float = 30.0, models: dict[str, object] | None = None) -> RunningWorker:
+    def start(
+        url: str, *, lease_s: float = 30.0, models: dict[str, object] | None = None, ready: bool = True
+    ) -> RunningWorker:
         port = free_port()
         config: dict[str, object] = {
             "broker": {"url": url, "lease_s": lease_s},
@@ -55,7 +57,10 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         service.start()
         started.append(service)
         running = RunningWorker(url, port, service)
-        wait_until(lambda: _all_ready(running), description=f"the worker is ready: {service.log_path}", timeout_s=60)
+        if ready:
+            wait_until(
+                lambda: _all_ready(running), description=f"the worker is ready: {service.log_path}", timeout_s=60
+            )
         return running
 
     yield start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ class Sleeper(Handler):
 
     def infer(self, batch: Sequence[Encoded]) -> object:
         seconds = [float(str(row.data)) for row in batch]
-        time.sleep(max(seconds))
+        time.sleep(max(0.0, *seconds))
         return seconds
 
     def postprocess(self, raw: object) -> list[object]:
@@ -37,3 +39,13 @@ class Picky(Sleeper):
         if -1.0 in numbers:
             raise ArithmeticError("minus one cannot be served")
         return numbers[:-1] if 13.0 in numbers else numbers
+
+
+class Killer(Sleeper):
+    """Kills its process when it sees the row -9, as a crash in native code would."""
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        seconds = super().infer(batch)
+        if -9.0 in [float(str(row.data)) for row in batch]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return seconds

@@ -113,6 +113,30 @@ def test_what_a_killed_worker_held_is_run_by_another(
     assert [result.get(timeout=20) for result in sent] == [0.3] * 6
 
 
+def test_an_input_that_kills_its_worker_each_time_takes_no_other_job_down(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    models: dict[str, object] = {
+        "echo": {},
+        "killer": {"handler": "tests.workers.handlers:Killer", "max_batch_size": 4},
+    }
+    kill = "infer.killer"
+    with redis.Redis.from_url(valkey_url) as client:
+        sent = {
+            row: celery_client.send_task("sheaf.infer", args=[row], queue=kill) for row in (0, 0.01, -9, 0.02, 0.03)
+        }
+        for _ in range(3):
+            doomed = start_worker(valkey_url, lease_s=1.0, models=models, ready=False)
+            doomed.service.wait(60)
+        start_worker(valkey_url, lease_s=1.0, models=models)
+        with pytest.raises(Exception, match="its worker was lost 3 times") as caught:
+            sent[-9].get(timeout=20)
+        assert type(caught.value).__name__ == "worker_lost"
+        assert [sent[row].get(timeout=20) for row in (0, 0.01, 0.02, 0.03)] == [0, 0.01, 0.02, 0.03]
+        [letter] = client.lrange("sheaf:dead:infer.killer", 0, -1)
+    assert sent[-9].id in letter.decode()
+
+
 def test_a_batch_longer_than_the_lease_is_run_once(
     start_worker: StartWorker, celery_client: Celery, valkey_url: str
 ) -> None:

@@ -11,11 +11,9 @@ import pytest
 import redis
 from celery import Celery
 
-from tests.cli.test_config_show import sheaf
 from tests.conftest import wait_until
+from tests.services import run_sheaf
 from tests.workers.conftest import RunningWorker
-
-pytest_plugins = ["tests.workers.conftest"]
 
 Dead = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,7 +23,7 @@ def dead(worker: RunningWorker, tmp_path: Path) -> Dead:
     """Runs `sheaf dead …` against the worker's server."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return sheaf("dead", *arguments, folder=tmp_path, SHEAF_BROKER__URL=worker.url)
+        return run_sheaf("dead", *arguments, folder=tmp_path, SHEAF_BROKER__URL=worker.url)
 
     return run
 
