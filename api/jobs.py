@@ -20,7 +20,7 @@ from starlette.responses import Response
 from api import problems, state, views
 from api.problems import PROBLEM, Problem
 from api.schemas import PRIORITIES, Accepted, Job, JobRequest
-from broker import JobState, NewJob, queue_name
+from broker import BrokerUnavailable, JobState, NewJob, queue_name
 
 router = APIRouter(tags=["jobs"])
 
@@ -89,11 +89,17 @@ async def submit(request: Request) -> Response:
     if wait_s is None:
         job_id = await shared.broker.submit(job)
         return _accepted(request, job_id, job)
-    waiting = shared.broker.submit_and_wait(job, wait_s)
-    ended = await _while_connected(request, shared, waiting)
+    with shared.broker.waiter(job.id) as waiter:
+        job_id = await shared.broker.submit(job)
+        waiting = shared.broker.wait(job_id, wait_s, waiter if job_id == job.id else None)
+        try:
+            ended = await _while_connected(request, shared, waiting)
+        except BrokerUnavailable:
+            # The broker went away after it had accepted the job.
+            ended = None
     if ended is None or not ended.ended:
-        return _accepted(request, job.id if ended is None else ended.id, job, wait_s)
-    request.state.job_id = ended.id
+        return _accepted(request, job_id, job, wait_s)
+    request.state.job_id = job_id
     return _json(views.job(ended), 200, wait_s)
 
 
@@ -204,16 +210,26 @@ def _new_job(request: Request, body: bytes, shared: state.ApiState) -> NewJob:
         id=str(uuid.uuid4()),
         model=parsed.model,
         queue=queue_name(parsed.model),
-        payload=orjson.dumps({"inputs": parsed.inputs} if many else {"input": parsed.input}),
+        payload=_written({"inputs": parsed.inputs} if many else {"input": parsed.input}),
         priority=PRIORITIES[parsed.priority],
         created_at=now,
         expires_at=None if parsed.timeout_s is None else now + parsed.timeout_s,
-        metadata=orjson.dumps(parsed.metadata) if parsed.metadata else b"{}",
+        metadata=_written(parsed.metadata) if parsed.metadata else b"{}",
         many=many,
         request_id=request.state.request_id,
         idempotency_key=None if key is None else (_OWNER, key),
         fingerprint="" if key is None else hashlib.sha256(body).hexdigest(),
     )
+
+
+def _written(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # The only thing that can be read and not written again.
+        raise Problem(
+            problems.INVALID_REQUEST, "the input or the metadata is nested too deeply: 250 levels at most"
+        ) from None
 
 
 def _preferred_wait(request: Request, limit_s: float) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import orjson
@@ -23,7 +24,7 @@ from broker.keys import PRIORITY_STEPS, Keys
 from broker.lua import script_text
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
-from broker.waiting import ResultListener
+from broker.waiting import ResultListener, Waiter
 
 
 class AsyncBroker:
@@ -62,17 +63,6 @@ class AsyncBroker:
         """
         return await self._submitter.submit(job)
 
-    async def submit_and_wait(self, job: NewJob, timeout_s: float) -> JobState:
-        """Submit, then wait for the result; the job's state at the timeout when there is none yet."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        async with self._listener.waiter(job.id) as waiter:
-            job_id = await self.submit(job)
-            if job_id == job.id:
-                await waiter.wait(timeout_s)
-        state = await self.wait(job_id, deadline - asyncio.get_running_loop().time())
-        assert state is not None, "a job's record outlives any wait"
-        return state
-
     async def fetch(self, job_id: str) -> JobState | None:
         """The job's state now; None for an id that is unknown or whose result has passed its TTL."""
         keys = self.keys
@@ -81,19 +71,30 @@ class AsyncBroker:
         )
         return job_state(job_id, record, started, meta)
 
-    async def wait(self, job_id: str, timeout_s: float) -> JobState | None:
+    def waiter(self, job_id: str) -> AbstractContextManager[Waiter]:
+        """For `wait`: a waiter that was there before the job was submitted saves a look for its result."""
+        return self._listener.waiter(job_id)
+
+    async def wait(self, job_id: str, timeout_s: float, waiter: Waiter | None = None) -> JobState | None:
         """The job's state as soon as it has ended, or its state at the timeout; None for an unknown id."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        if waiter is not None:
+            return await self._wait(job_id, deadline, waiter)
         state = await self.fetch(job_id)
         if state is None or state.ended or timeout_s <= 0:
             return state
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        async with self._listener.waiter(job_id) as waiter:
+        with self._listener.waiter(job_id) as waiter:
             # It may have ended before we listened.
+            waiter.wake()
+            return await self._wait(job_id, deadline, waiter)
+
+    async def _wait(self, job_id: str, deadline: float, waiter: Waiter) -> JobState | None:
+        loop = asyncio.get_running_loop()
+        while await waiter.wait(deadline - loop.time()):
             state = await self.fetch(job_id)
-            while state is not None and not state.ended and await waiter.wait(deadline - loop.time()):
-                state = await self.fetch(job_id)
-        return state
+            if state is None or state.ended:
+                return state
+        return await self.fetch(job_id)
 
     async def cancel(self, job_id: str) -> JobState | None:
         """End a job that has not ended; its waiters are told at once, and it does not run if it has not begun.
@@ -118,7 +119,7 @@ class AsyncBroker:
             meta = encode_dropped(job_id, JobStatus.CANCELLED, "cancelled", facts)
             keys = [self.keys.result(job_id), self.keys.record(job_id)]
             with translated():
-                cancelled = await self._cancel(keys=keys, args=[meta, self._result_ttl_s])
+                cancelled = await self._cancel(keys=keys, args=[meta, self._result_ttl_s, self.keys.ended])
             if cancelled:
                 return await self.fetch(job_id)
             state = await self.fetch(job_id)

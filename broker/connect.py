@@ -22,6 +22,8 @@ from broker.errors import BrokerError, UnsupportedServer
 
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT_S = 5.0
+#: Connections of one event loop at most.
+MAX_CONNECTIONS = 64
 #: `RPOP key count` came with Redis 6.2; Valkey's own numbering starts above it, 7.2 is its first release.
 MINIMUM_REDIS = (6, 2)
 MINIMUM_VALKEY = (7, 2)
@@ -87,7 +89,11 @@ def connect_async(url: str, read_timeout_s: float) -> redis.asyncio.Redis:
         "retry": AsyncRetry(NoBackoff(), 0),
     }
     if not url.startswith("sentinel:"):
-        return redis.asyncio.Redis.from_url(url, **_for_scheme(url, options))
+        # A burst waits for a connection instead of being refused.
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, max_connections=MAX_CONNECTIONS, timeout=read_timeout_s, **_for_scheme(url, options)
+        )
+        return redis.asyncio.Redis.from_pool(pool)
     address = SentinelAddress.parse(url)
     sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs=options)  # type: ignore[no-untyped-call]  # redis-py
     master: redis.asyncio.Redis = sentinel.master_for(

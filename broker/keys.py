@@ -72,6 +72,11 @@ class Keys:
         """string with TTL, and the channel of the same name: Celery's result."""
         return self._results + job_id
 
+    @property
+    def ended(self) -> str:
+        """channel: result keys of the jobs that have just ended, a line each."""
+        return self._own + "ended"
+
     def record(self, job_id: str) -> str:
         """string with TTL: what the API knew at submit, JSON."""
         return f"{self._own}job:{job_id}"

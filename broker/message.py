@@ -19,6 +19,9 @@ from broker.jobs import NewJob
 #: The task that every model queue carries.
 TASK_NAME = "sheaf.infer"
 
+#: The last second of the year 9999.
+LATEST = 253_402_300_799.0
+
 _EMBED = b',{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 _ORIGIN = f"sheaf@{socket.gethostname()}"
 
@@ -102,8 +105,8 @@ def decode(raw: bytes) -> Message:
     if not isinstance(job_id, str) or not job_id:
         raise BadMessage("the header `id` is not a string")
     args, kwargs, embed = _body(envelope, properties, job_id)
-    own = headers.get("sheaf")
     try:
+        own = _own_header(headers.get("sheaf"))
         return Message(
             id=job_id,
             task=task,
@@ -111,12 +114,12 @@ def decode(raw: bytes) -> Message:
             kwargs=kwargs,
             embed=embed,
             headers=headers,
-            enqueued_at=own["enqueued_at"] if own else None,
+            enqueued_at=own[0] if own else None,
             expires_at=_timestamp(headers.get("expires")),
             eta=_timestamp(headers.get("eta")),
             ignore_result=bool(headers.get("ignore_result")),
             recorded=own is not None,
-            request_id=own["request_id"] if own else None,
+            request_id=own[1] if own else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
@@ -145,11 +148,28 @@ def _body(
     return args, kwargs, embed if isinstance(embed, dict) else {}
 
 
+def _own_header(value: object) -> tuple[float, str | None] | None:
+    """When the job was enqueued, and its request id."""
+    if value is None:
+        return None
+    match value:
+        case {"enqueued_at": (int() | float()) as moment, "request_id": (str() | None) as request_id}:
+            return _plausible(moment), request_id
+    raise ValueError("the header `sheaf` is not as it should be")
+
+
+def _plausible(moment: float) -> float:
+    """Unix seconds within what the calendar can write."""
+    if not 0 <= moment <= LATEST:
+        raise ValueError(f"{moment} is no time")
+    return float(moment)
+
+
 def _timestamp(value: object) -> float | None:
     """Celery writes times as ISO 8601 text, without a zone when it means UTC; `expires` may be a number of seconds."""
     if value is None:
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        return _plausible(value)
     moment = datetime.fromisoformat(str(value))
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return _plausible((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

@@ -113,8 +113,9 @@ def encode_record(model: str, priority: Priority, created_at: float, many: bool,
 
 def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: bytes | None) -> JobState | None:
     """Put a job's state together from what the server keeps of it; None when it keeps nothing."""
-    if meta is not None:
-        return _ended_state(job_id, record, orjson.loads(meta))
+    ending = _ending(meta)
+    if ending is not None:
+        return _ended_state(job_id, record, ending)
     if record is None:
         return None
     known = orjson.loads(record)
@@ -135,6 +136,18 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         metadata=orjson.dumps(known["metadata"]),
         timings=None,
     )
+
+
+def _ending(meta: bytes | None) -> dict[str, object] | None:
+    """The stored result as a mapping; None when there is none, or when it is another application's and no ending."""
+    if meta is None:
+        return None
+    try:
+        found = orjson.loads(meta)
+    except orjson.JSONDecodeError:
+        return None
+    ended = isinstance(found, dict) and found.get("status") in _STATUSES and "result" in found
+    return found if ended else None
 
 
 def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> JobState:

@@ -112,7 +112,7 @@ class Broker:
 
     def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """End jobs: store and publish each result, queue what follows it, drop its lease; only where still held."""
-        args: list[object] = [self._result_ttl_s]
+        args: list[object] = [self._result_ttl_s, self.keys.ended]
         for job in settlements:
             record_key = self.keys.record(job.job_id) if job.recorded else ""
             args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key, len(job.follow_ups))

@@ -1,7 +1,8 @@
-"""Many waiters, one pub/sub connection: each hears when its job's result is published.
+"""Many waiters, one pub/sub connection: each is woken when its job has ended.
 
-A result published while the connection is down is never heard, so after each reconnect every waiter is woken to look
-for itself. What a waiter learns is only "look now": the truth is in the stored result.
+Every settle names the jobs that it ended on one channel, which each API process listens to for as long as it lives; so
+a wait costs the server nothing. What a waiter learns is only "look now": the truth is in the stored result. A word that
+was said while nobody listened is made up for by waking every waiter once the connection stands (again).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
@@ -25,22 +26,19 @@ log = logging.getLogger(__name__)
 SILENCE_S = 5.0
 #: Longest pause between attempts to reconnect, seconds.
 MAX_BACKOFF_S = 2.0
+#: Between the result keys in one message.
+SEPARATOR = b"\n"
 
 
 class Waiter:
     """One wait for one job."""
 
-    __slots__ = ("_woken", "listening", "payload")
+    __slots__ = ("_woken",)
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
-        #: Set once the server has confirmed the subscription.
-        self.listening = asyncio.Event()
-        #: The published result, when that is what woke the waiter.
-        self.payload: bytes | None = None
 
-    def wake(self, payload: bytes | None) -> None:
-        self.payload = payload
+    def wake(self) -> None:
         self._woken.set()
 
     async def wait(self, timeout_s: float) -> bool:
@@ -54,69 +52,60 @@ class Waiter:
 
 
 class ResultListener:
-    """Owns the process' pub/sub connection and the map from channel to waiters."""
+    """Owns the process' pub/sub connection, which one task alone uses, and the map from result key to waiters."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        self._pubsub: PubSub | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._waiters: dict[bytes, set[Waiter]] = {}
 
     def __len__(self) -> int:
         return sum(len(waiters) for waiters in self._waiters.values())
 
-    @asynccontextmanager
-    async def waiter(self, job_id: str) -> AsyncIterator[Waiter]:
-        """A waiter that hears of the job's result from now on. Raises `BrokerUnavailable` when it cannot listen."""
-        channel = self._keys.result(job_id).encode()
+    @contextmanager
+    def waiter(self, job_id: str) -> Iterator[Waiter]:
+        """A waiter that is woken when the job has ended, and whenever its end may have been missed."""
+        key = self._keys.result(job_id).encode()
         waiter = Waiter()
-        waiters = self._waiters.setdefault(channel, set())
+        waiters = self._waiters.setdefault(key, set())
         waiters.add(waiter)
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen())
         try:
-            with translated():
-                async with asyncio.timeout(SILENCE_S):
-                    await self._subscribe(channel, waiter, first=len(waiters) == 1)
             yield waiter
         finally:
             waiters.discard(waiter)
-            if not waiters and self._waiters.get(channel) is waiters:
-                del self._waiters[channel]
-                if self._pubsub is not None:
-                    with suppress(BrokerUnavailable), translated():
-                        await self._pubsub.unsubscribe(channel)
+            if not waiters and self._waiters.get(key) is waiters:
+                del self._waiters[key]
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._task is not None:
+            self._task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._reader
-        if self._pubsub is not None:
-            await self._pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+                await self._task
 
-    async def _subscribe(self, channel: bytes, waiter: Waiter, *, first: bool) -> None:
-        if self._pubsub is None:
-            self._pubsub = self._client.pubsub()
-        await self._pubsub.subscribe(channel)
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read(self._pubsub))
-        await waiter.listening.wait()
-
-    async def _read(self, pubsub: PubSub) -> None:
-        """Hand messages on, for as long as the process lives; reconnect when the connection is gone or mute."""
+    async def _listen(self) -> None:
+        """Hand news on, for as long as the process lives; on a new connection when the old one is gone or mute."""
         failures = 0
         while True:
+            pubsub = self._client.pubsub()
             try:
                 with translated():
-                    await self._hear(pubsub)
-                failures = 0
+                    await pubsub.subscribe(self._keys.ended)
+                    while True:
+                        await self._hear(pubsub)
+                        failures = 0
             except BrokerUnavailable as error:
                 failures += 1
-                log.warning(
-                    "The connection that listens for results is lost; reconnecting.", extra={"cause": str(error)}
-                )
-                await asyncio.sleep(min(MAX_BACKOFF_S, 0.05 * 2**failures) * random.uniform(0.5, 1.0))
-                await self._reconnect(pubsub)
+                log.warning("The connection that listens for results is lost.", extra={"cause": str(error)})
+            except Exception:
+                failures += 1
+                log.exception("Listening for results failed; it goes on with a new connection.")
+            finally:
+                with suppress(redis.RedisError, OSError):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            await asyncio.sleep(min(MAX_BACKOFF_S, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))
 
     async def _hear(self, pubsub: PubSub) -> None:
         message = await pubsub.get_message(timeout=SILENCE_S)
@@ -125,20 +114,14 @@ class ResultListener:
             message = await pubsub.get_message(timeout=SILENCE_S)
             if message is None:
                 raise BrokerUnavailable(f"no word from it for {2 * SILENCE_S:.0f} s")
-        waiters = self._waiters.get(message["channel"], ()) if message["channel"] else ()
         if message["type"] == "subscribe":
-            for waiter in waiters:
-                waiter.listening.set()
-        elif message["type"] == "message":
-            for waiter in waiters:
-                waiter.wake(message["data"])
-
-    async def _reconnect(self, pubsub: PubSub) -> None:
-        with suppress(BrokerUnavailable), translated():
-            if pubsub.connection is not None:
-                await pubsub.connection.disconnect()
-            # Connecting subscribes again to all channels that were subscribed.
-            await pubsub.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
             for waiters in self._waiters.values():
-                for waiter in waiters:
-                    waiter.wake(None)
+                _wake(waiters)
+        elif message["type"] == "message":
+            for key in message["data"].split(SEPARATOR):
+                _wake(self._waiters.get(key, ()))
+
+
+def _wake(waiters: set[Waiter] | tuple[()]) -> None:
+    for waiter in waiters:
+        waiter.wake()

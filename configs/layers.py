@@ -83,9 +83,23 @@ def _layers(
             yield name, _nested(name, environ[name])
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping; YAML's own readers take the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"the key {key!r} stands there twice, again in line {line}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _Loader)  # noqa: S506  # a safe loader
     except OSError as error:
         raise SettingsError([f"{path}: {error.strerror}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -125,7 +139,8 @@ def _merge(tree: dict[str, Any], layer: Mapping[str, object], origin: str, origi
 
 
 def _fault(detail: ErrorDetails, loaded: LoadedSettings) -> str:
-    key = tuple(str(part) for part in detail["loc"])
+    # pydantic marks a fault in a mapping's key, not in its value, with one more step.
+    key = tuple(str(part) for part in detail["loc"] if part != "[key]")
     where = f"{'.'.join(key) or 'settings'}"
     if key:
         where += f" (from {loaded.origin(key)})"
@@ -135,7 +150,8 @@ def _fault(detail: ErrorDetails, loaded: LoadedSettings) -> str:
         return f"{where}: unknown key; {hint}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail["input"]
-    shown = "" if isinstance(value, (dict, BaseModel)) or "basic_auth" in key else f", not {value!r}"
+    secret = "basic_auth" in key or key == ("broker", "url")
+    shown = "" if isinstance(value, (dict, BaseModel)) or secret else f", not {value!r}"
     return f"{where}: {message}{shown}"
 
 

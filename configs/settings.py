@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -36,6 +36,15 @@ class BrokerSettings(_Section):
     max_queue_depth: Annotated[int, Field(ge=0)] = 100_000
     #: After so long without an answer a connection counts as dead.
     read_timeout_s: Seconds = 10.0
+
+    @field_validator("url")
+    @classmethod
+    def _has_a_known_scheme(cls, value: str) -> str:
+        if not re.fullmatch(r"embedded|(redis|rediss|unix)://.+|sentinel://.+\?.*master=.+", value):
+            raise ValueError(
+                "it must be `embedded`, redis://, rediss://, unix:// or sentinel://host:26379/0?master=NAME"
+            )
+        return value
 
     @property
     def embedded(self) -> bool:
@@ -140,20 +149,23 @@ class ModelSettings(_Section):
         return self
 
 
+def _model_name(name: str) -> str:
+    if not MODEL_NAME.fullmatch(name):
+        raise ValueError("this is no model name: use up to 64 of a-z, 0-9, dot, underscore and hyphen")
+    return name
+
+
 class Settings(_Section):
     broker: BrokerSettings = BrokerSettings()
     api: ApiSettings = ApiSettings()
     flower: FlowerSettings = FlowerSettings()
     workers: WorkerSettings = WorkerSettings()
     logging: LoggingSettings = LoggingSettings()
-    models: dict[str, ModelSettings] = Field(default_factory=dict)
+    models: dict[Annotated[str, AfterValidator(_model_name)], ModelSettings] = Field(default_factory=dict)
 
     @field_validator("models")
     @classmethod
-    def _names(cls, models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-        for name in models:
-            if not MODEL_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no model name: use up to 64 of a-z, 0-9, dot, underscore and hyphen")
+    def _not_empty(cls, models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
         if not models:
             raise ValueError("there must be at least one model")
         return models

@@ -58,14 +58,26 @@ class RowError:
     def of(cls, error: BaseException, *, with_traceback: bool = True) -> RowError:
         kind = type(error)
         lines = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:] if with_traceback else None
-        return cls(kind.__name__, str(error), kind.__module__, lines)
+        return cls(kind.__name__, _writable(_text(error)), kind.__module__, None if lines is None else _writable(lines))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<its text could not be made: {type(error).__name__}.__str__ failed>"
+
+
+def _writable(text: str) -> str:
+    """The same text with what UTF-8 cannot hold (lone surrogates, as file names may) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Handler(ABC):
     """One model in one process. `load` is called once; the other steps each from a thread of its own, in this order.
 
-    A step that raises fails the rows it was given: they are tried again in smaller groups until the bad rows stand
-    alone, so raise freely. Keep nothing of a batch in `self`: steps of different batches overlap.
+    A `preprocess` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so raise freely;
+    a `postprocess` that raises, or returns another number of outputs than there are rows, fails its batch. Keep nothing of a batch in `self`: steps of different batches overlap.
     """
 
     #: False for handlers that do without torch; theirs is then never imported and `load` gets None as its dtype.

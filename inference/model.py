@@ -1,6 +1,7 @@
 """A loaded model: runs its handler's steps, keeps every row's outcome in its place, and isolates rows that fail.
 
 The steps run on three threads at once (encode, infer, finish), each on another batch; a model keeps nothing of a batch.
+Whatever a handler raises is the row's failure, `SystemExit` too: none of these threads is one that signals reach.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Model:
         """One entry per row: encoded for the device, or why it cannot be."""
         try:
             return self._encode_together(rows)
-        except Exception as error:
+        except BaseException as error:
             if len(rows) == 1:
                 return [RowError.of(error, with_traceback=not isinstance(error, InvalidInput))]
             return [self.encode([row])[0] for row in rows]
@@ -91,6 +92,9 @@ class Model:
         encoded = list(self._handler.preprocess(rows))
         if len(encoded) != len(rows):
             raise WrongOutputCount(len(rows), len(encoded))
+        for row in encoded:
+            if not isinstance(row, (Encoded, RowError)):
+                raise TypeError(f"preprocess must return Encoded or RowError for each row, not {type(row).__name__}")
         return encoded
 
     def infer(self, batch: Sequence[Encoded]) -> Inferred:
@@ -101,12 +105,13 @@ class Model:
     def _infer_parts(self, batch: Sequence[Encoded]) -> list[_Part]:
         try:
             return [_Part(len(batch), self._handler.infer(batch))]
-        except Exception as error:
+        except BaseException as error:
             if len(batch) == 1:
                 return [_Part(1, None, RowError.of(error))]
+            # Not the error's text: it may quote a row. Its caller gets it.
             log.warning(
                 "A batch failed; trying its halves.",
-                extra={"model": self.spec.name, "rows": len(batch), "cause": repr(error)},
+                extra={"model": self.spec.name, "rows": len(batch), "cause": type(error).__name__},
             )
         middle = len(batch) // 2
         return self._infer_parts(batch[:middle]) + self._infer_parts(batch[middle:])
@@ -123,8 +128,12 @@ class Model:
             outputs = list(self._handler.postprocess(part.raw))
             if len(outputs) != part.rows:
                 raise WrongOutputCount(part.rows, len(outputs))
-        except Exception as error:
-            log.exception("Postprocessing failed.", extra={"model": self.spec.name, "rows": part.rows})
+        except BaseException as error:
+            # Not its text or traceback: they may quote a row. Its callers get both.
+            log.warning(
+                "Postprocessing failed.",
+                extra={"model": self.spec.name, "rows": part.rows, "cause": type(error).__name__},
+            )
             return [RowError.of(error)] * part.rows
         return outputs
 

@@ -33,8 +33,10 @@ def find_source(model: str, source: str | None) -> Source:
     path = Path(source).expanduser()
     if path.is_dir():
         return _local(model, source, path)
-    if source.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(source):
-        raise ModelLoadError(model, f"source {source!r}: no such folder")
+    # `models/x` looks like a hub id; with a folder `models` here it is meant as a path.
+    meant_here = source.startswith((".", "/", "~", "models/")) or ("/" in source and path.parent.is_dir())
+    if meant_here or not _HUB_ID.fullmatch(source):
+        raise ModelLoadError(model, f"source {source!r}: there is no folder {path.absolute()}")
     return Source(source, None)
 
 

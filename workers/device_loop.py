@@ -1,4 +1,4 @@
-"""The thread that owns the device: takes the due batch of the lane whose row is oldest, runs it, hands it on."""
+"""The thread that owns the device: takes a due batch of each lane in turn, runs it, hands it on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class DeviceLoop:
                 self._lock.wait(min(wakeup for wakeup, _ in wakeups) - now if wakeups else None)
                 return None
             due = [lane for wakeup, lane in wakeups if wakeup <= now]
-            lane = min(due, key=lambda candidate: candidate.batcher.oldest)
+            # In turn, so that one model's backlog holds no other model up by more than a batch.
+            lane = min(due, key=lambda candidate: (candidate.served_at, candidate.batcher.oldest))
+            lane.served_at = now
             batch = lane.batcher.due(now)
             return None if batch is None else (lane, batch)
 

@@ -106,7 +106,7 @@ class Drain:
         for lane in self._lanes:
             released = lane.release_unstarted()
             if released:
-                log.info("Gave unstarted jobs back.", extra={"queue": lane.queue, "count": released})
+                log.info("Gave jobs back to the queue.", extra={"queue": lane.queue, "count": released})
 
     def _load_models(self) -> None:
         for name, loader in self._loaders.items():

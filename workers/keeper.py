@@ -15,8 +15,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds between announcements; well below their TTL.
 ANNOUNCE_EVERY_S = 2.0
-#: Seconds between looks for expired leases and for delayed messages that are due.
+#: Seconds between looks for expired leases.
 SWEEP_EVERY_S = 1.0
+#: Seconds between looks for delayed messages whose time has come.
+DUE_EVERY_S = 0.25
 
 
 class Keeper:
@@ -39,6 +41,7 @@ class Keeper:
         self._duties = (
             _Duty("renew", broker.lease_s / 3, self._renew),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),
+            _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
             _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
         )
 
@@ -81,14 +84,19 @@ class Keeper:
 
     def _sweep(self) -> None:
         for lane in self._lanes():
-            self._broker.due(lane.queue)
             reclaimed = self._broker.reclaim(lane.queue)
             if reclaimed.returned:
                 log.warning(
                     "Took back jobs whose worker was lost.", extra={"queue": lane.queue, "count": reclaimed.returned}
                 )
                 self._metrics.reclaimed(lane.served.model, reclaimed.returned)
+                lane.look()
             lane.bury_exhausted(reclaimed.exhausted)
+
+    def _bring_due(self) -> None:
+        for lane in self._lanes():
+            if self._broker.due(lane.queue):
+                lane.look()
 
     def _announce(self) -> None:
         self._broker.announce(self._info())

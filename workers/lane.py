@@ -68,6 +68,8 @@ class Lane:
         self.served = served
         self.executor = executor
         self.held: dict[bytes, Job | None] = {}
+        #: When the device last took a batch of this lane; the device loop keeps it.
+        self.served_at = float("-inf")
         self.batcher: Batcher[RowRef] = Batcher(limits)
         self._limits = limits
         self._depth_rows = prefetch_batches * limits.max_batch_size
@@ -110,6 +112,10 @@ class Lane:
         lost = known.difference(self._broker.held_tags(self.queue))
         self.forget(lost)
         return len(lost)
+
+    def look(self) -> None:
+        """Something was given back to the queue, which wakes no waiter."""
+        self._work.set()
 
     def batch_taken(self) -> None:
         """The device took a batch: there is room for more rows."""
@@ -209,7 +215,6 @@ class Lane:
                 age = max(0.0, now_wall - message.enqueued_at) if message.enqueued_at is not None else 0.0
                 job = parse(lease, message, now - age)
             except BadMessage as error:
-                log.error("A message cannot be run; it went to the dead letters.", extra={"reason": error.reason})
                 burials.append(self._burial(lease, error, "BadMessage"))
                 continue
             if message.eta is not None and message.eta > now_wall:

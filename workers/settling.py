@@ -69,9 +69,9 @@ class Settler:
         endings = []
         now = time.time()
         for row, output in zip(batch.rows, outputs, strict=True):
-            job = row.job
-            job.outputs[row.index] = output
-            job.rows_left -= 1
+            row.job.outputs[row.index] = output
+            row.job.rows_left -= 1
+        for job in dict.fromkeys(row.job for row in batch.rows):
             job.infer_s += batch.infer_s
             job.postprocess_s += postprocess_s
             job.batch_size = max(job.batch_size, len(batch.rows))

@@ -3,13 +3,14 @@
 --
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- ARGV 1      result TTL, seconds
--- ARGV 2..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups,
+-- ARGV 2      channel that names the jobs that have ended, by their result keys
+-- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups,
 --             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
 -- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
 
 local ttl = ARGV[1]
-local answers = {}
-local i = 2
+local answers, ended = {}, {}
+local i = 3
 while i <= #ARGV do
   local result_key, result, record = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local last = i + 4 + 2 * tonumber(ARGV[i + 4])
@@ -18,6 +19,7 @@ while i <= #ARGV do
     if result ~= '' then
       if redis.call('SET', result_key, result, 'EX', ttl, 'NX') then
         redis.call('PUBLISH', result_key, result)
+        ended[#ended + 1] = result_key
       else
         answer = 2
       end
@@ -30,4 +32,5 @@ while i <= #ARGV do
   answers[#answers + 1] = answer
   i = last + 1
 end
+if #ended > 0 then redis.call('PUBLISH', ARGV[2], table.concat(ended, '\n')) end
 return answers

@@ -16,6 +16,7 @@ from broker import (
     BrokerUnavailable,
     IdempotencyConflict,
     JobEnded,
+    JobState,
     JobStatus,
     ModelInfo,
     NewJob,
@@ -58,6 +59,14 @@ def new_job(value: object = "text", **changes: object) -> NewJob:
         "metadata": b'{"order":7}',
     }
     return NewJob(**(fields | changes))  # type: ignore[arg-type]  # a test's shorthand
+
+
+async def submit_and_wait(front: AsyncBroker, job: NewJob, timeout_s: float) -> JobState:
+    with front.waiter(job.id) as waiter:
+        await front.submit(job)
+        state = await front.wait(job.id, timeout_s, waiter)
+    assert state is not None
+    return state
 
 
 @pytest.fixture
@@ -186,7 +195,7 @@ async def test_a_job_submitted_twice_under_one_id_is_queued_once(front: AsyncBro
 
 async def test_waiters_hear_of_the_result(front: AsyncBroker, client: redis.Redis, broker: Broker) -> None:
     job = new_job()
-    waiting = asyncio.create_task(front.submit_and_wait(job, 10))
+    waiting = asyncio.create_task(submit_and_wait(front, job, 10))
     while client.llen(f"{QUEUE}\x06\x163") == 0:
         await asyncio.sleep(0)
     also_waiting = asyncio.create_task(front.wait(job.id, 10))
@@ -211,7 +220,7 @@ async def test_a_wait_that_comes_after_the_result_returns_at_once(
 
 
 async def test_a_wait_without_result_tells_the_state_at_the_timeout(front: AsyncBroker, client: redis.Redis) -> None:
-    state = await front.submit_and_wait(new_job(), 0.05)
+    state = await submit_and_wait(front, new_job(), 0.05)
     assert state.status is JobStatus.QUEUED
 
 
@@ -219,7 +228,7 @@ async def test_waiters_hear_of_results_after_the_broker_was_restarted(new_valkey
     front = await AsyncBroker.open(new_valkey.url)
     broker = Broker(new_valkey.url, "worker-a")
     job = new_job()
-    waiting = asyncio.create_task(front.submit_and_wait(job, 30))
+    waiting = asyncio.create_task(submit_and_wait(front, job, 30))
     while front.waiters < 1 or await front.fetch(job.id) is None:
         await asyncio.sleep(0.01)
     await asyncio.to_thread(new_valkey.stop)

@@ -113,6 +113,27 @@ def test_what_a_killed_worker_held_is_run_by_another(
     assert [result.get(timeout=20) for result in sent] == [0.3] * 6
 
 
+def test_a_worker_that_was_frozen_past_its_lease_settles_nothing_and_says_so(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    frozen = start_worker(valkey_url, lease_s=1.0)
+    sent = [celery_client.send_task("sheaf.infer", args=[0.5], queue="infer.slow") for _ in range(4)]
+    wait_until(lambda: leased(valkey_url, "infer.slow") == 4, description="it holds them")
+    frozen.service.send(signal.SIGSTOP)
+    other = start_worker(valkey_url, lease_s=1.0)
+    assert [result.get(timeout=20) for result in sent] == [0.5] * 4
+    frozen.service.send(signal.SIGCONT)
+    wait_until(lambda: frozen.metric("sheaf_lost_leases_total", model="slow") >= 1, description="it noticed")
+    assert "eases" in frozen.service.log()
+    wait_until(
+        lambda: other.metric("sheaf_jobs_total", model="slow", status="succeeded") == 4, description="all were counted"
+    )
+    assert frozen.metric("sheaf_jobs_total", model="slow", status="succeeded") == 0
+    # It goes on as if nothing had been.
+    other.service.stop()
+    assert celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO).get(timeout=10) == "x"
+
+
 def test_an_input_that_kills_its_worker_each_time_takes_no_other_job_down(
     start_worker: StartWorker, celery_client: Celery, valkey_url: str
 ) -> None:
