@@ -70,6 +70,9 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # The server sends the head of the answer alone.
+            scope = {**scope, "method": "GET"}
         begin = time.perf_counter()
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id

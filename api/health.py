@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from api import problems, state
 from api.problems import PROBLEM, Problem
@@ -18,6 +18,11 @@ from broker import BrokerError, queue_name
 log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
+
+
+@router.get("/", include_in_schema=False)
+async def root() -> Response:
+    return RedirectResponse("/docs")
 
 
 @router.get("/livez", summary="Is the process alive?", response_class=PlainTextResponse)

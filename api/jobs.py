@@ -22,6 +22,13 @@ from api.problems import PROBLEM, Problem
 from api.schemas import PRIORITIES, Accepted, Job, JobRequest
 from broker import BrokerUnavailable, JobState, NewJob, queue_name
 
+#: Seconds after which a model that could not be loaded may be worth another try.
+RETRY_FAILED_MODEL_S = 60
+
+#: How much of a refused body is still taken, and for how long, seconds.
+DISCARD_BYTES = 4_194_304
+DISCARD_S = 1.0
+
 router = APIRouter(tags=["jobs"])
 
 #: Until there are callers with names, all idempotency keys belong to one.
@@ -68,7 +75,7 @@ _HEADERS = [
         415: {"description": "The content type is not JSON.", **PROBLEM},
         422: {"description": "A field is wrong, or the idempotency key belongs to another payload.", **PROBLEM},
         503: {
-            "description": "The queue is full or the broker is away; `Retry-After` says when to try again.",
+            "description": "The queue is full, the model did not load, or the broker is away; see `Retry-After`.",
             **PROBLEM,
         },
     },
@@ -85,6 +92,13 @@ async def submit(request: Request) -> Response:
     shared = state.of(request)
     body = await _body(request, shared.settings.api.max_payload_bytes)
     job = _new_job(request, body, shared)
+    infos = (await shared.announced()).get(job.model, [])
+    if state.model_state(infos) == "failed":
+        raise Problem(
+            problems.MODEL_FAILED,
+            f"no worker could load {job.model}: {infos[0].error}",
+            headers={"retry-after": str(RETRY_FAILED_MODEL_S)},
+        )
     wait_s = _preferred_wait(request, shared.settings.api.max_wait_s)
     if wait_s is None:
         job_id = await shared.broker.submit(job)
@@ -162,6 +176,7 @@ async def _body(request: Request, limit: int) -> bytes:
         )
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
+        await _discard(request)
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
@@ -172,10 +187,23 @@ async def _body(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
+            await _discard(request)
             raise _too_large(limit)
         chunks.append(chunk)
         if not message.get("more_body"):
             return b"".join(chunks)
+
+
+async def _discard(request: Request) -> None:
+    """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while size < DISCARD_BYTES:
+                message = await request.receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
 
 
 def _unknown(job_id: str) -> Problem:

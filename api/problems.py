@@ -45,6 +45,7 @@ INVALID_REQUEST = Kind(422, "invalid-request", "The request is not as it should 
 NOT_JSON = Kind(400, "not-json", "The body is not JSON")
 MEDIA_TYPE_REFUSED = Kind(415, "unsupported-media-type", "Only JSON is taken")
 UNKNOWN_MODEL = Kind(404, "unknown-model", "There is no such model")
+MODEL_FAILED = Kind(503, "model-failed", "The model could not be loaded")
 UNKNOWN_JOB = Kind(404, "unknown-job", "There is no such job")
 NOT_FOUND = Kind(404, "not-found", "There is no such page")
 METHOD_NOT_ALLOWED = Kind(405, "method-not-allowed", "The page does not take this method")

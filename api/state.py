@@ -28,16 +28,30 @@ class ApiState:
     stopping: asyncio.Event
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
     _announced_at: float = float("-inf")
+    _look: asyncio.Future[None] | None = None
 
     async def announced(self) -> dict[str, list[ModelInfo]]:
         """What the workers that live now say of their models, by model name."""
         if time.monotonic() - self._announced_at > BELIEVED_S:
-            announced: defaultdict[str, list[ModelInfo]] = defaultdict(list)
-            for worker in await self.broker.workers():
-                for model in worker.models:
-                    announced[model.name].append(model)
-            self._announced, self._announced_at = dict(announced), time.monotonic()
+            # Those who ask together share one look.
+            if self._look is None:
+                self._look = asyncio.ensure_future(self._ask())
+                self._look.add_done_callback(self._looked)
+            await asyncio.shield(self._look)
         return self._announced
+
+    async def _ask(self) -> None:
+        announced: defaultdict[str, list[ModelInfo]] = defaultdict(list)
+        for worker in await self.broker.workers():
+            for model in worker.models:
+                announced[model.name].append(model)
+        self._announced, self._announced_at = dict(announced), time.monotonic()
+
+    def _looked(self, look: asyncio.Future[None]) -> None:
+        self._look = None
+        if not look.cancelled():
+            # Whoever waited for it has seen the error; nobody may have.
+            look.exception()
 
 
 def of(request: Request) -> ApiState:

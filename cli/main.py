@@ -32,12 +32,21 @@ app.add_typer(dead.app, name="dead")
 services.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(installed_version("sheaf"))
+        raise typer.Exit
+
+
 @app.callback()
 def global_options(
     file: Annotated[
         Path | None,
         typer.Option("--config", metavar="FILE", help="One more YAML layer, above base.yaml and {SHEAF_ENV}.yaml."),
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Asynchronous GPU inference on Celery and Redis.
 
@@ -54,7 +63,7 @@ def global_options(
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(installed_version("sheaf"))
+    _print_version(True)
 
 
 def main() -> NoReturn:

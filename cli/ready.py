@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import urllib.request
 
@@ -30,6 +31,7 @@ def announce_when_ready(settings: Settings, workers: int) -> None:
     lines = [
         "",
         "Sheaf is ready.",
+        *(f"  NOT served: {name}, {error}" for name, error in _failed_models(api)),
         f"  API docs  {api}/docs",
         f"  Flower    {flower}" if settings.flower.enabled else "  Flower    off (flower.enabled)",
         f"  Metrics   {api}/metrics and {', '.join(metrics)}",
@@ -47,6 +49,12 @@ def first_request(api: str, settings: Settings) -> str:
     model = "minilm" if "minilm" in settings.models else next(iter(settings.models))
     body = f'{{"model": "{model}", "input": "{_EXAMPLE_TEXT}"}}'
     return f"curl -s {api}/v1/jobs -H 'Content-Type: application/json' -H 'Prefer: wait=10' -d '{body}'"
+
+
+def _failed_models(api: str) -> list[tuple[str, str]]:
+    with urllib.request.urlopen(f"{api}/v1/models", timeout=5) as answer:  # noqa: S310  # our own page
+        models = json.load(answer)["data"]
+    return [(model["name"], model["error"]) for model in models if model["state"] == "failed"]
 
 
 def _answers(url: str) -> bool:

@@ -13,6 +13,7 @@ from broker.embedded import EmbeddedServer
 from cli import supervision
 from cli.devices import chosen_devices
 from cli.loading import loaded_settings
+from cli.ports import check_ports
 from cli.problems import CommandError
 from configs import LoadedSettings
 
@@ -54,6 +55,7 @@ def api() -> None:
     settings = loaded_settings().settings
     from api.server import run
 
+    check_ports({"api.port": (settings.api.host, settings.api.port)})
     run(settings)
 
 
@@ -76,6 +78,7 @@ def flower() -> NoReturn:
     loaded = loaded_settings()
     _check_flower(loaded)
     settings = loaded.settings.flower
+    check_ports({"flower.port": (settings.host, settings.port)})
     environment = dict(os.environ)
     if settings.basic_auth is not None:
         # In the environment, since a command line is visible to every user of the machine.
@@ -92,6 +95,7 @@ def broker() -> NoReturn:
     settings = loaded_settings().settings.broker
     if not settings.embedded:
         raise CommandError(f"broker.url is {settings.url}: only with `embedded` is there a broker of ours to run")
+    check_ports({"broker.embedded_port": ("127.0.0.1", settings.embedded_port)})
     EmbeddedServer(settings.embedded_port, settings.data_dir).exec()
 
 

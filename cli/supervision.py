@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import pwd
-import socket
 import sys
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from supervisor.supervisord import Supervisor
 from broker.embedded import EmbeddedServer
 from cli.devices import Device
 from cli.parent import SUPERVISOR_VARIABLE
-from cli.problems import CommandError
+from cli.ports import check_ports
 from cli.ready import announce_when_ready
 from configs import Settings
 from telemetry.logs import configure
@@ -64,14 +63,14 @@ def run_everything(settings: Settings, devices: Sequence[Device]) -> None:
     if settings.flower.enabled:
         ports["flower.port"] = (settings.flower.host, settings.flower.port)
         programs.append(Program("flower", ("flower",), 40))
-    _check_ports(ports)
+    check_ports(ports)
     watcher = threading.Thread(target=announce_when_ready, args=(settings, len(devices)), daemon=True)
     _supervise(settings, programs, watcher)
 
 
 def run_workers(settings: Settings, devices: Sequence[Device]) -> None:
     """Run one worker process per device until SIGINT or SIGTERM."""
-    _check_ports(_metrics_ports(settings, devices))
+    check_ports(_metrics_ports(settings, devices))
     _supervise(settings, _worker_programs(settings, devices), None)
 
 
@@ -94,22 +93,6 @@ def _metrics_ports(settings: Settings, devices: Sequence[Device]) -> dict[str, t
         "workers.metrics_port" + (f" + {index}" if index else ""): (workers.metrics_host, workers.metrics_port + index)
         for index in range(len(devices))
     }
-
-
-def _check_ports(ports: dict[str, tuple[str, int]]) -> None:
-    for key, (host, port) in ports.items():
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            # As the servers do: connections of an earlier run that linger do not count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                variable = "SHEAF_" + key.partition(" ")[0].upper().replace(".", "__")
-                raise CommandError(
-                    f"port {port} on {host} ({key}) cannot be had: {error.strerror}; "
-                    f"stop what uses it, or set {variable} to another"
-                ) from None
 
 
 def _supervise(settings: Settings, programs: Sequence[Program], watcher: threading.Thread | None) -> None:

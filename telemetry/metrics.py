@@ -46,6 +46,11 @@ class MetricsPortTaken(Exception):
     """Another process listens on the port meant for this process' metrics."""
 
 
+def padding_ratio(tokens: int, padded_tokens: int) -> float:
+    """Share of a batch that is padding; none for a handler that counts no tokens at all."""
+    return 1 - tokens / padded_tokens if padded_tokens else 0.0
+
+
 class Distribution(Collector):
     """A histogram that takes a batch's values at once; the stock one costs several microseconds a value."""
 
@@ -182,7 +187,7 @@ class WorkerMetrics:
         self._postprocess.add(labels, (postprocess_s,))
         self._batch_size.add(labels, (rows,))
         self._batch_tokens.add(labels, (tokens,))
-        self._padding.add(labels, (1 - tokens / padded_tokens,))
+        self._padding.add(labels, (padding_ratio(tokens, padded_tokens),))
         self._batches.labels(*labels, closed_by).inc()
 
     def dead_letter(self, model: str, count: int) -> None:

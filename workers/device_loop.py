@@ -13,6 +13,7 @@ from workers.backoff import Backoff
 from workers.handover import Endings, Handover, RunBatch
 from workers.jobs import Ending, Job
 from workers.lane import Lane, RowRef
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +27,16 @@ class DeviceLoop:
         lock: threading.Condition,
         settling: Handover,
         started: Callable[[Sequence[Job]], None],
+        lost: Callable[[str, int], None],
     ) -> None:
         self._broker = broker
         self._lock = lock
         self._settling = settling
         self._started = started
+        self._lost = lost
         self._lanes: list[Lane] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread = core_thread("device", self._run)
 
     def start(self) -> None:
         self._thread.start()
@@ -128,4 +131,5 @@ class DeviceLoop:
             lost = sum(answer is StartAnswer.LOST for answer in answers)
             if lost:
                 log.warning("Leases were lost before their batch ran.", extra={"count": lost, "queue": lane.queue})
+                self._lost(lane.served.model, lost)
         return refused

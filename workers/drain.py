@@ -27,11 +27,12 @@ from workers.device_loop import DeviceLoop
 from workers.events import TaskEvents
 from workers.executor import Executor
 from workers.handover import Burials, Endings, Handover
-from workers.jobs import Ending, Served
+from workers.jobs import Burial, Ending, Served
 from workers.keeper import Keeper
 from workers.lane import Lane, LanePorts
 from workers.loading import ModelLoader
 from workers.settling import Settler
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +69,16 @@ class Drain:
             rows_ready=self._rows_ready,
             received=events.received,
             endings=lambda lane, endings: self._work.put(Endings(lane, endings)),
-            burials=lambda lane, burials: self._work.put(Burials(lane, burials)),
+            burials=self._bury,
             is_revoked=is_revoked,
         )
         self._lanes: list[Lane] = []
         self._models = {name: loader.info for name, loader in loaders.items()}
-        self._device_loop = DeviceLoop(broker, self._lock, self._work, events.started)
-        self._settler = Settler(broker, self._work, metrics, lines, self._ended)
+        self._device_loop = DeviceLoop(broker, self._lock, self._work, events.started, metrics.lost_leases)
+        self._settler = Settler(broker, self._work, metrics, lines, self._ended, events.buried)
         self._keeper = Keeper(broker, lambda: list(self._lanes), self._info, metrics)
         self._stopping = threading.Event()
-        self._loader = threading.Thread(target=self._load_models, name="loader", daemon=True)
+        self._loader = core_thread("loader", self._load_models)
 
     def start(self) -> None:
         self._events.start()
@@ -137,6 +138,10 @@ class Drain:
         self._lanes.append(lane)
         self._device_loop.serve(lane)
         lane.start()
+
+    def _bury(self, lane: Lane, burials: Sequence[Burial]) -> None:
+        if burials:
+            self._work.put(Burials(lane, burials))
 
     def _rows_ready(self) -> None:
         with self._lock:

@@ -18,7 +18,8 @@ from celery import Celery
 from celery.utils.time import utcoffset
 
 from broker import Broker, BrokerUnavailable, JobStatus
-from workers.jobs import Ending, Job
+from workers.jobs import Burial, Ending, Job
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class TaskEvents:
         self._waiting: deque[tuple[float, int, _Maker]] = deque()
         self._something = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread = core_thread("events", self._run)
 
     def start(self) -> None:
         self._thread.start()
@@ -73,6 +74,10 @@ class TaskEvents:
 
     def ended(self, endings: Sequence[Ending]) -> None:
         self._note(lambda stamp: [_ended(ending, stamp) for ending in endings], len(endings))
+
+    def buried(self, burials: Sequence[Burial]) -> None:
+        known = [burial for burial in burials if burial.settlement.job_id]
+        self._note(lambda stamp: [_buried(burial, stamp) for burial in known], len(known))
 
     def _note(self, events: _Maker, count: int) -> None:
         """Remember the moment; the events themselves are built on the publishing thread."""
@@ -133,6 +138,12 @@ def _received(job: Job, stamp: _Event) -> _Event:
         "eta": headers.get("eta"),
         "expires": headers.get("expires"),
     }
+
+
+def _buried(burial: Burial, stamp: _Event) -> _Event:
+    exception = f"{burial.kind}({burial.error.reason!r})"
+    failed: _Event = {"type": "task-failed", "uuid": burial.settlement.job_id, "exception": exception}
+    return {**stamp, **failed, "traceback": exception}
 
 
 def _ended(ending: Ending, stamp: _Event) -> _Event:

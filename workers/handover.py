@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching import CloseReason
-from broker import Settlement
 from inference import Inferred
-from workers.jobs import Ending
+from workers.jobs import Burial, Ending
 from workers.lane import Lane, RowRef
 
 
@@ -38,7 +37,7 @@ class Burials:
     """Messages of a lane that go to the dead letters."""
 
     lane: Lane
-    settlements: Sequence[Settlement]
+    burials: Sequence[Burial]
 
 
 #: The bounded queue before the settler; None ends it.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
+import orjson
 
 from broker import BadMessage, FollowUp, JobStatus, Lease, Settlement
 from broker.message import TASK_NAME, Message
@@ -90,6 +92,15 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class Burial:
+    """A message that goes to the dead letters. `kind` is the failure's type, as its caller sees it."""
+
+    settlement: Settlement
+    error: BadMessage
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """Which model, in which version, a queue's jobs are run by."""
 
@@ -99,20 +110,19 @@ class Served:
 
 def finished(job: Job, served: Served, now: float) -> Ending:
     """The ending, at Unix time `now`, of a job all of whose rows have an outcome."""
-    if job.many:
-        output: object = [_row_outcome(row) for row in job.outputs]
-    else:
-        output = job.outputs[0]
-        if isinstance(output, RowError):
-            return failed(job, served, output, now)
-    facts = _facts(job, served, now)
-    if job.message.ignore_result:
-        result = None
-    else:
+    outputs = [_checked(row) for row in job.outputs]
+    if not job.many and isinstance(outputs[0], RowError):
+        return failed(job, served, outputs[0], now)
+    output = [_row_outcome(row) for row in outputs] if job.many else outputs[0]
+    result = None
+    if not job.message.ignore_result:
+        facts = _facts(job, served, now)
         try:
             result = encode_success(job.id, output, facts)
         except TypeError as error:
-            return failed(job, served, RowError("TypeError", f"the output cannot be written as JSON: {error}"), now)
+            if not job.many:
+                return failed(job, served, _not_json(error), now)
+            result = encode_success(job.id, [_row_outcome(_writable(row)) for row in outputs], facts)
     settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
     return Ending(job, JobStatus.SUCCEEDED, settlement, summary=_summary(output))
 
@@ -131,17 +141,15 @@ def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     return Ending(job, status, Settlement(job.lease.tag, job.id, result, job.message.recorded))
 
 
-def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowUp, kind: str) -> Settlement:
-    """The settlement of a message that cannot be run: to the dead letters, with a stored failure where it has an id.
-
-    `kind` is the failure's type, as callers see it.
-    """
+def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowUp, kind: str) -> Burial:
+    """The end of a message that cannot be run: to the dead letters, with a stored failure where it has an id."""
     result = None
     if error.job_id is not None:
         now = time.time()
         facts = RunFacts(served.model, served.version, lease.step, lease.attempt, False, None, None, now, None)
         result = encode_failure(error.job_id, Failure(kind, error.reason), facts)
-    return Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=(dead_letter,))
+    settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=(dead_letter,))
+    return Burial(settlement, error, kind)
 
 
 def _facts(job: Job, served: Served, now: float) -> RunFacts:
@@ -164,6 +172,31 @@ def _facts(job: Job, served: Served, now: float) -> RunFacts:
         finished_at=now,
         timings=job.timings,
     )
+
+
+def _checked(output: object | RowError) -> object | RowError:
+    """The output as it can be written; an error for numbers that JSON has no way to write."""
+    if isinstance(output, np.ndarray):
+        if output.dtype.kind == "f" and not np.isfinite(output).all():
+            return RowError("NotFinite", "the output holds NaN or infinity: the model overflowed, or its input does")
+        return np.ascontiguousarray(output)
+    if isinstance(output, float) and not math.isfinite(output):
+        return RowError("NotFinite", f"the output is {output}, which JSON cannot hold")
+    return output
+
+
+def _writable(output: object | RowError) -> object | RowError:
+    """The output, or an error when it cannot be written as JSON."""
+    if not isinstance(output, RowError):
+        try:
+            orjson.dumps(output, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError as error:
+            return _not_json(error)
+    return output
+
+
+def _not_json(error: TypeError) -> RowError:
+    return RowError("TypeError", f"the output cannot be written as JSON: {error}")
 
 
 def _row_outcome(row: object | RowError) -> dict[str, object]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from broker import Broker, BrokerUnavailable, WorkerInfo
 from telemetry.metrics import WorkerMetrics
 from workers.lane import Lane
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Keeper:
         self._metrics = metrics
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = core_thread("keeper", self._run)
         self._duties = (
             _Duty("renew", broker.lease_s / 3, self._renew),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from batching import Batcher, Limits, Row, RowTooLong
-from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, Settlement
+from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease
 from broker.dead import DeadLetter
 from broker.keys import PRIORITY_STEPS
 from broker.message import decode
 from inference import Encoded, RowError
 from workers.backoff import Backoff
 from workers.executor import Executor
-from workers.jobs import Ending, Job, Served, buried, dropped, finished, parse
+from workers.jobs import Burial, Ending, Job, Served, buried, dropped, finished, parse
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class LanePorts:
     rows_ready: Callable[[], None]
     received: Callable[[Sequence[Job]], None]
     endings: Callable[[Lane, Sequence[Ending]], None]
-    burials: Callable[[Lane, Sequence[Settlement]], None]
+    burials: Callable[[Lane, Sequence[Burial]], None]
     is_revoked: Callable[[str], bool]
 
 
@@ -82,7 +83,7 @@ class Lane:
         self._fewer = threading.Event()
         self._in_hand: Sequence[Lease] = ()
         self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
-        self._feeder = threading.Thread(target=self._feed, name=f"feeder {queue}", daemon=True)
+        self._feeder = core_thread(f"feeder {queue}", self._feed)
 
     def start(self) -> None:
         self._feeder.start()
@@ -149,6 +150,8 @@ class Lane:
                 backoff.reset()
             except BrokerUnavailable as error:
                 answer_lost = True
+                # What could not be put aside is given back with what an answer that was lost may have brought.
+                self.forget([lease.tag for lease in self._unread()])
                 log.warning("The broker is away; leasing goes on when it is back.", extra={"cause": str(error)})
                 backoff.wait(self._stopping)
             except Exception:
@@ -192,22 +195,32 @@ class Lane:
                 return
             self._fewer.wait(IDLE_LOOK_S)
 
+    def _unread(self) -> list[Lease]:
+        """What was in hand when reading it failed."""
+        with self._lock:
+            return [lease for lease in self._in_hand if self.held.get(lease.tag, self) is None]
+
     def _bury_in_hand(self) -> None:
         """A fault of ours while reading these messages would only come again; they wait with the dead letters."""
-        with self._lock:
-            leases = [lease for lease in self._in_hand if self.held.get(lease.tag, self) is None]
-        error = BadMessage("the worker failed while it read this message; its log says why")
-        self._ports.burials(self, [self._burial(lease, error, "WorkerError") for lease in leases])
+        burials = []
+        for lease in self._unread():
+            reason = "the worker failed while it read this message; its log says why"
+            burials.append(self._burial(lease, BadMessage(reason, job_id=_job_id(lease)), "WorkerError"))
+        self._ports.burials(self, burials)
 
     def _take_in(self, leases: Sequence[Lease]) -> None:
         self._in_hand = leases
+        self._read_in(leases)
+        self._in_hand = ()
+
+    def _read_in(self, leases: Sequence[Lease]) -> None:
         now, now_wall = time.monotonic(), time.time()
         with self._lock:
             for lease in leases:
                 self.held[lease.tag] = None
         jobs: list[Job] = []
         endings: list[Ending] = []
-        burials: list[Settlement] = []
+        burials: list[Burial] = []
         delayed: list[tuple[bytes, float]] = []
         for lease in leases:
             try:
@@ -283,19 +296,18 @@ class Lane:
         """Settle messages that ran out of attempts; the broker holds them for this worker."""
         burials = []
         for lease in leases:
-            try:
-                job_id: str | None = decode(lease.message).id
-            except BadMessage as unreadable:
-                job_id = unreadable.job_id
-            log.error("A job ran out of attempts.", extra={"job_id": job_id, "attempts": lease.attempt})
-            error = BadMessage(f"its worker was lost {lease.attempt} times", job_id=job_id)
+            error = BadMessage(f"its worker was lost {lease.attempt} times", job_id=_job_id(lease))
             burials.append(self._burial(lease, error, "worker_lost"))
         if burials:
             with self._lock:
                 self.held.update((lease.tag, None) for lease in leases)
             self._ports.burials(self, burials)
 
-    def _burial(self, lease: Lease, error: BadMessage, kind: str) -> Settlement:
+    def burials_of(self, jobs: Iterable[Job], reason: str) -> list[Burial]:
+        """For jobs that cannot be ended in any other way."""
+        return [self._burial(job.lease, BadMessage(reason, job_id=job.id), "WorkerError") for job in jobs]
+
+    def _burial(self, lease: Lease, error: BadMessage, kind: str) -> Burial:
         letter = DeadLetter.encode(
             number=lease.tag.decode(),
             queue=self.queue,
@@ -319,6 +331,13 @@ class Lane:
             log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
 
 
+def _job_id(lease: Lease) -> str | None:
+    try:
+        return decode(lease.message).id
+    except BadMessage as unreadable:
+        return unreadable.job_id
+
+
 class _Waiter:
     """A thread that waits, when armed, for one of the queue's priority lists to hold a message."""
 
@@ -326,7 +345,7 @@ class _Waiter:
         self._lane = lane
         self._step = step
         self._armed = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=f"waiter {lane.queue} {step}", daemon=True)
+        self.thread = core_thread(f"waiter {lane.queue} {step}", self._run)
 
     def arm(self) -> None:
         self._armed.set()

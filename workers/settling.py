@@ -8,14 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from broker import Broker, BrokerUnavailable, SettleAnswer, Settlement
+from broker import Broker, BrokerUnavailable, JobStatus, SettleAnswer, Settlement
 from inference import gpu_memory_bytes
 from telemetry.logs import LineWriter
-from telemetry.metrics import WorkerMetrics
+from telemetry.metrics import WorkerMetrics, padding_ratio
 from workers.backoff import Backoff
 from workers.handover import Burials, Endings, Handover, RunBatch
-from workers.jobs import Ending, Served
+from workers.jobs import Burial, Ending, Served
 from workers.lane import Lane
+from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,16 @@ class Settler:
         metrics: WorkerMetrics,
         lines: LineWriter,
         ended: Callable[[Sequence[Ending]], None],
+        buried: Callable[[Sequence[Burial]], None],
     ) -> None:
         self._broker = broker
         self._work = work
         self._metrics = metrics
         self._lines = lines
         self._ended = ended
+        self._buried = buried
         self._giving_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="settler", daemon=True)
+        self._thread = core_thread("settler", self._run)
 
     def start(self) -> None:
         self._thread.start()
@@ -52,15 +55,21 @@ class Settler:
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             try:
-                match item:
-                    case RunBatch():
-                        self._settle_batch(item)
-                    case Endings():
-                        self._settle(item.lane, item.endings)
-                    case Burials():
-                        self._bury(item)
+                self._end(item)
+            except BrokerUnavailable:
+                log.exception("The broker stayed away; these jobs come back when their lease has run out.")
             except Exception:
-                log.exception("Settling failed; these jobs come back when their lease has run out.")
+                log.exception("Settling failed; these jobs go to the dead letters.")
+                self._bury(_rescued(item))
+
+    def _end(self, item: RunBatch | Endings | Burials) -> None:
+        match item:
+            case RunBatch():
+                self._settle_batch(item)
+            case Endings():
+                self._settle(item.lane, item.endings)
+            case Burials():
+                self._bury(item)
 
     def _settle_batch(self, batch: RunBatch) -> None:
         begin = time.monotonic()
@@ -80,10 +89,28 @@ class Settler:
         self._settle(batch.lane, endings)
         self._report(batch, postprocess_s)
 
-    def _bury(self, burials: Burials) -> None:
-        answers = self._store(burials.lane, burials.settlements)
-        served = burials.lane.served
-        self._metrics.dead_letter(served.model, sum(answer is not SettleAnswer.LOST for answer in answers))
+    def _bury(self, item: Burials) -> None:
+        answers = self._store(item.lane, [burial.settlement for burial in item.burials])
+        buried = [
+            burial for burial, answer in zip(item.burials, answers, strict=True) if answer is not SettleAnswer.LOST
+        ]
+        served = item.lane.served
+        self._metrics.dead_letter(served.model, len(buried))
+        self._metrics.jobs_ended(
+            served.model, served.version, statuses={JobStatus.FAILED: len(buried)}, latencies_s=(), queue_waits_s=()
+        )
+        self._buried(buried)
+        for burial in buried:
+            log.error(
+                "A message went to the dead letters.",
+                extra={
+                    "job_id": burial.settlement.job_id or None,
+                    "model": served.model,
+                    "status": JobStatus.FAILED,
+                    "error": burial.kind,
+                    "reason": burial.error.reason,
+                },
+            )
 
     def _settle(self, lane: Lane, endings: Sequence[Ending]) -> list[Ending]:
         """End these jobs; returns those that were still ours, told to logs, metrics and events."""
@@ -143,7 +170,7 @@ class Settler:
                 "version": served.version,
                 "batch_size": rows,
                 "batch_tokens": tokens,
-                "padding_ratio": round(1 - tokens / (batch.longest * rows), 4),
+                "padding_ratio": round(padding_ratio(tokens, batch.longest * rows), 4),
                 "closed_by": batch.reason.value,
                 "preprocess_ms": round(first.encode_s * 1e3, 3),
                 "infer_ms": round(batch.infer_s * 1e3, 3),
@@ -151,6 +178,18 @@ class Settler:
                 "gpu_memory_bytes": gpu_memory_bytes(),
             },
         )
+
+
+def _rescued(item: RunBatch | Endings | Burials) -> Burials:
+    """The jobs of something that could not be settled, as burials."""
+    match item:
+        case RunBatch():
+            jobs = list(dict.fromkeys(row.job for row in item.rows))
+        case Endings():
+            jobs = [ending.job for ending in item.endings]
+        case Burials():
+            return item
+    return Burials(item.lane, item.lane.burials_of(jobs, "the worker failed to settle this job; its log says why"))
 
 
 def _job_line(served: Served, ending: Ending) -> dict[str, object]:

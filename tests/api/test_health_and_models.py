@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.schemas import ModelList, ModelView
@@ -30,6 +31,16 @@ def test_a_model_that_failed_does_not_make_the_service_unready(client: httpx.Cli
     assert answer.json()["models"]["broken"] == "failed"
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+def test_probes_may_ask_for_the_head_alone(client: httpx.Client, path: str) -> None:
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_the_root_leads_to_the_docs(client: httpx.Client) -> None:
+    assert client.get("/").headers["location"] == "/docs"
+
+
 def test_metrics_can_be_parsed_and_hold_what_was_asked(api: RunningApi, client: httpx.Client) -> None:
     client.post("/v1/jobs", json={"model": "echo", "input": 1}, headers={"prefer": "wait=5"})
     client.get("/no/such/page")
@@ -49,6 +60,7 @@ def test_metrics_can_be_parsed_and_hold_what_was_asked(api: RunningApi, client: 
         "/readyz",
         "/metrics",
         "other",
+        "/",
     }
     depths = families["sheaf_queue_depth"].samples
     assert {(sample.labels["queue"], sample.labels["priority"]) for sample in depths} >= {

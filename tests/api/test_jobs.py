@@ -15,7 +15,7 @@ import redis
 from api.schemas import Accepted, Job
 from tests.api.conftest import MAX_PAYLOAD_BYTES, RunningApi
 from tests.conftest import wait_until
-from tests.services import metric
+from tests.services import answers, metric
 
 
 def submit(client: httpx.Client, body: object, **headers: str) -> httpx.Response:
@@ -82,6 +82,67 @@ def test_many_rows_come_back_in_their_order_each_with_its_own_outcome(client: ht
     assert (first, fourth) == ({"output": 1.0}, {"output": 2.0})
     assert second["error"] == {"type": "ArithmeticError", "message": "minus one cannot be served"}
     assert third["error"]["type"] == "ValueError"
+
+
+def test_a_jobs_inference_time_is_that_of_its_batches_not_of_its_rows(client: httpx.Client) -> None:
+    job = submit(client, {"model": "picky", "inputs": [0.0] * 24}, Prefer="wait=5").json()
+    picky = submit(client, {"model": "slow", "inputs": [0.1, 0.1, 0.1]}, Prefer="wait=5").json()
+    assert job["status"] == picky["status"] == "succeeded"
+    assert 300 <= picky["timings"]["inference_ms"] < 1000
+    assert job["timings"]["inference_ms"] < 1000
+
+
+@pytest.mark.parametrize(("depth", "status"), [(200, 202), (255, 422), (1000, 422), (1500, 400)])
+def test_json_that_is_nested_too_deeply_is_refused(client: httpx.Client, depth: int, status: int) -> None:
+    body = '{"model": "echo", "input": ' + "[" * depth + "]" * depth + "}"
+    answer = client.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+
+
+def test_a_burst_of_waiting_callers_is_served(api: RunningApi) -> None:
+    """More of them than there are connections to the broker, on a process that has listened to nothing before."""
+
+    def one(number: int) -> int:
+        with httpx.Client(base_url=api.base, timeout=30) as client:
+            return submit(client, {"model": "echo", "input": number}, Prefer="wait=20").status_code
+
+    api.service.stop()
+    api.service.start()
+    wait_until(lambda: answers(f"{api.base}/livez"), description="the API is back")
+    with ThreadPoolExecutor(150) as pool:
+        assert set(pool.map(one, range(150))) <= {200, 202}
+
+
+def test_waits_survive_connections_that_are_cut_again_and_again(api: RunningApi, client: httpx.Client) -> None:
+    stop = threading.Event()
+
+    def cut() -> None:
+        with redis.Redis.from_url(api.broker.url) as plain:
+            while not stop.wait(0.2):
+                plain.client_kill_filter(_type="pubsub")
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            sent = list(pool.map(lambda n: submit(client, {"model": "echo", "input": n}, Prefer="wait=5"), range(150)))
+    finally:
+        stop.set()
+        cutter.join()
+    assert {answer.status_code for answer in sent} == {200}
+    assert [answer.json()["output"] for answer in sent] == list(range(150))
+    wait_until(lambda: waiters(client) == 0, description="nobody waits any more")
+
+
+@pytest.mark.parametrize(
+    "stored", [b'{"status": "STARTED", "result": null}', b'{"status": "SUCCESS"}', b"\x80\x05", b"[]"]
+)
+def test_results_of_other_applications_are_no_jobs_of_ours(
+    api: RunningApi, client: httpx.Client, stored: bytes
+) -> None:
+    with redis.Redis.from_url(api.broker.url) as plain:
+        plain.set("celery-task-meta-foreign", stored, ex=60)
+    assert client.get("/v1/jobs/foreign").status_code == 404
 
 
 def test_a_failed_job_says_why(client: httpx.Client) -> None:
@@ -183,6 +244,15 @@ def test_forms_are_refused(client: httpx.Client) -> None:
     answer = client.post("/v1/jobs", data={"model": "echo"})
     assert answer.status_code == 415
     assert "application/json" in str(problem(answer)["detail"])
+
+
+def test_a_model_that_could_not_be_loaded_takes_no_jobs(client: httpx.Client) -> None:
+    answer = submit(client, {"model": "broken", "input": 1})
+    assert answer.status_code == 503
+    found = problem(answer)
+    assert found["type"] == "urn:sheaf:error:model-failed"
+    assert "no.such.module" in str(found["detail"])
+    assert answer.headers["retry-after"]
 
 
 def test_an_unknown_model_is_named_with_those_that_are_known(client: httpx.Client) -> None:
@@ -287,12 +357,12 @@ def test_submits_that_come_together_are_all_accepted_and_served(client: httpx.Cl
 
 def test_a_full_queue_refuses_with_a_time_to_try_again(client: httpx.Client) -> None:
     submit(client, {"model": "slow", "input": 1})
-    answers = [submit(client, {"model": "slow", "input": 0}) for _ in range(60)]
-    refused = [answer for answer in answers if answer.status_code == 503]
+    tried = [submit(client, {"model": "slow", "input": 0}) for _ in range(60)]
+    refused = [answer for answer in tried if answer.status_code == 503]
     assert refused
     assert problem(refused[0])["type"] == "urn:sheaf:error:queue-full"
     assert int(refused[0].headers["retry-after"]) >= 1
-    accepted = [answer for answer in answers if answer.status_code == 202]
+    accepted = [answer for answer in tried if answer.status_code == 202]
     last = client.get(accepted[-1].headers["location"], params={"wait": 5}).json()
     assert last["status"] == "succeeded"
 
@@ -345,11 +415,11 @@ def test_accepted_means_that_the_broker_holds_it(api: RunningApi, client: httpx.
 def test_a_stopping_server_answers_those_who_wait(api: RunningApi, client: httpx.Client) -> None:
     """Last in this file: it restarts the API."""
     job = submit(client, {"model": "slow", "input": 4}).json()
-    answers: list[httpx.Response] = []
+    received: list[httpx.Response] = []
 
     def wait() -> None:
         with httpx.Client(base_url=api.base, timeout=20) as waiting:
-            answers.append(waiting.get(job["urls"]["self"], params={"wait": 5}))
+            received.append(waiting.get(job["urls"]["self"], params={"wait": 5}))
 
     waiter = threading.Thread(target=wait)
     waiter.start()
@@ -358,7 +428,7 @@ def test_a_stopping_server_answers_those_who_wait(api: RunningApi, client: httpx
     assert api.service.stop() == 0
     waiter.join()
     assert time.monotonic() - begin < 3
-    [answer] = answers
+    [answer] = received
     assert answer.status_code == 200
     assert answer.json()["status"] in ("queued", "running")
     api.service.start()

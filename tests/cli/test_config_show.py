@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,19 @@ def test_what_cannot_be_done_is_told_in_one_line(
 
 def test_the_version_is_the_packages(tmp_path: Path) -> None:
     assert run_sheaf("version", folder=tmp_path).stdout == "0.1.0\n"
+    assert run_sheaf("--version", folder=tmp_path).stdout == "0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("api", "api.port"), ("flower", "flower.port"), ("broker", "broker.embedded_port")]
+)
+def test_a_taken_port_is_told_in_one_line(tmp_path: Path, command: str, key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        variable = "SHEAF_" + key.upper().replace(".", "__")
+        done = run_sheaf(command, folder=tmp_path, **{variable: str(port)})
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"sheaf: port {port} on 127.0.0.1 ({key}) cannot be had")

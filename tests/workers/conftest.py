@@ -19,6 +19,7 @@ MODELS: dict[str, object] = {
     "minilm": None,
     "echo": {"handler": "inference.handlers.echo:Echo", "max_batch_size": 16, "max_wait_ms": 20},
     "slow": {"handler": "tests.workers.handlers:Sleeper", "max_batch_size": 4, "max_wait_ms": 0},
+    "wild": {"handler": "tests.workers.handlers:Wild", "max_batch_size": 8, "max_wait_ms": 50},
     "picky": {"handler": "tests.workers.handlers:Picky", "max_batch_size": 8, "max_wait_ms": 50},
 }
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
+
+import numpy as np
 
 from inference import Encoded, Handler, ModelSpec
 
@@ -49,3 +52,35 @@ class Killer(Sleeper):
         if -9.0 in [float(str(row.data)) for row in batch]:
             os.kill(os.getpid(), signal.SIGKILL)
         return seconds
+
+
+class Wild(Sleeper):
+    """Goes wrong in every way that a row names."""
+
+    def preprocess(self, rows: Sequence[object]) -> list[Encoded]:
+        if "exit in preprocess" in rows:
+            sys.exit(3)
+        return ["not encoded"] if "no Encoded" in rows else [Encoded(row, tokens=0) for row in rows]  # type: ignore[list-item]  # on purpose
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        rows = [row.data for row in batch]
+        if "exit in infer" in rows:
+            sys.exit(3)
+        if "interrupt" in rows:
+            raise KeyboardInterrupt
+        if "surrogate" in rows:
+            raise ValueError("\ud800 in a file name")
+        if "no text" in rows:
+            raise NoText
+        return rows
+
+    def postprocess(self, raw: object) -> list[object]:
+        assert isinstance(raw, list)
+        special = {"object": object(), "nan": float("nan"), "array of nan": np.array([1.0, np.nan])}
+        special["every other"] = np.arange(6.0, dtype=np.float32)[::2]
+        return [special.get(row, row) for row in raw]
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -149,3 +152,78 @@ def test_a_message_that_is_no_message_goes_to_the_dead_letters(
 
 def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:
     assert AsyncResult("no-such-id", app=celery_client).state == "PENDING"
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "text"),
+    [
+        ("exit in preprocess", "SystemExit", "3"),
+        ("no Encoded", "TypeError", "must return Encoded or RowError"),
+        ("exit in infer", "SystemExit", "3"),
+        ("interrupt", "KeyboardInterrupt", ""),
+        ("surrogate", "ValueError", r"\\ud800 in a file name"),
+        ("no text", "NoText", "its text could not be made"),
+        ("object", "TypeError", "cannot be written as JSON"),
+        ("nan", "NotFinite", "nan"),
+        ("array of nan", "NotFinite", "NaN or infinity"),
+    ],
+)
+def test_whatever_a_handler_does_to_one_row_the_others_are_served(
+    worker: RunningWorker, celery_client: Celery, row: str, kind: str, text: str
+) -> None:
+    def call(rows: list[object]) -> AsyncResult[Any]:
+        return celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue="infer.wild")
+
+    good, bad = call(["a"]), call(["b", row])
+    assert good.get(timeout=10) == [{"output": "a"}]
+    first, second = bad.get(timeout=10)
+    assert first == {"output": "b"}
+    assert second["error"]["type"] == kind
+    assert re.search(text, second["error"]["message"])
+    assert call(["c"]).get(timeout=10) == [{"output": "c"}]
+
+
+def test_arrays_need_not_be_contiguous(worker: RunningWorker, celery_client: Celery) -> None:
+    assert celery_client.send_task("sheaf.infer", args=["every other"], queue="infer.wild").get(timeout=10) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sheaf": {"enqueued_at": "x", "request_id": "r"}},
+        {"sheaf": {"enqueued_at": 1e308, "request_id": None}},
+        {"sheaf": []},
+        {"eta": 1e308},
+        {"expires": "the day after tomorrow"},
+    ],
+)
+def test_a_message_with_an_odd_header_is_buried_alone(
+    worker: RunningWorker, celery_client: Celery, valkey_url: str, headers: dict[str, object]
+) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+        celery_client.send_task("sheaf.infer", args=["template"], queue="infer.parked")
+        message = json.loads(client.lpop("infer.parked") or b"")
+        ids = ["one", "odd", "two"]
+        texts = []
+        for job_id in ids:
+            message["headers"] |= {"id": job_id} | (headers if job_id == "odd" else {"eta": None, "expires": None})
+            texts.append(json.dumps(message))
+            message["headers"].pop("sheaf", None)
+        client.lpush(ECHO, *texts)
+        assert AsyncResult("one", app=celery_client).get(timeout=10) == "template"
+        assert AsyncResult("two", app=celery_client).get(timeout=10) == "template"
+        with pytest.raises(Exception, match="header"):
+            AsyncResult("odd", app=celery_client).get(timeout=10)
+        assert client.llen("sheaf:dead:infer.echo") == 1
+    wait_until(
+        lambda: worker.metric("sheaf_jobs_total", model="echo", status="failed") == 1, description="it is counted"
+    )
+    assert '"job_id":"odd"' in worker.service.log()
+
+
+def test_one_model_that_is_busy_does_not_hold_up_another(worker: RunningWorker, celery_client: Celery) -> None:
+    rows = celery_client.send_task("sheaf.infer", kwargs={"inputs": [0.2] * 40}, queue="infer.slow")
+    begin = time.monotonic()
+    assert celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO).get(timeout=10) == "x"
+    assert not rows.ready(), f"it waited for all ten batches: {time.monotonic() - begin:.1f} s"
+    assert len(rows.get(timeout=10)) == 40
