@@ -8,6 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 
@@ -25,9 +26,14 @@ class Ratio:
     lower_is_better: bool = False
 
     @classmethod
-    def of_rates(cls, name: str, ours: float, peer: float, target: float, unit: str) -> Self:
-        """Two rates; `target` is the least ratio to reach."""
-        return cls(name, ours / peer, target, ours, peer, unit)
+    def of_rates(cls, name: str, ours: Sequence[float], peer: Sequence[float], target: float, unit: str) -> Self:
+        """Two rates, a number a round; `target` is the least ratio to reach.
+
+        The ratio is the median of the rounds' own ratios: the two of a round run one after the other, so a machine
+        whose speed drifts slows both.
+        """
+        ratio = median(our / theirs for our, theirs in zip(ours, peer, strict=True))
+        return cls(name, ratio, target, median(ours), median(peer), unit)
 
     @classmethod
     def of_times(cls, name: str, ours_ms: float, peer_ms: float, target: float) -> Self:
