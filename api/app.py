@@ -28,31 +28,26 @@ batches. Errors are `application/problem+json` with a stable `type`.
 """
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    settings: Settings = app.state.settings
-    registry: CollectorRegistry = app.state.registry
-    broker = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        max_queue_depth=settings.broker.max_queue_depth,
-        result_ttl_s=settings.api.result_ttl_s,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    app.state.sheaf = ApiState(settings, broker, registry, app.state.metrics, app.state.envelope.stopping)
-    yield
-    app.state.envelope.flush()
-    await broker.close()
-
-
 def create_app(settings: Settings) -> Envelope:
     """The ASGI application. It needs no broker until the first request."""
-    app = FastAPI(title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=_lifespan, redoc_url=None)
     registry = CollectorRegistry()
     metrics = ApiMetrics(registry)
-    app.state.settings = settings
-    app.state.registry = registry
-    app.state.metrics = metrics
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        broker = await AsyncBroker.open(
+            settings.broker.server_url,
+            key_prefix=settings.broker.key_prefix,
+            max_queue_depth=settings.broker.max_queue_depth,
+            result_ttl_s=settings.api.result_ttl_s,
+            read_timeout_s=settings.broker.read_timeout_s,
+        )
+        app.state.sheaf = ApiState(settings, broker, registry, metrics, envelope)
+        yield
+        envelope.flush()
+        await broker.close()
+
+    app = FastAPI(title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
     for part in (jobs, models, health):
         app.include_router(part.router)
     app.add_exception_handler(Problem, problems.on_problem)
@@ -62,7 +57,6 @@ def create_app(settings: Settings) -> Envelope:
     envelope = Envelope(
         app, metrics, LineWriter(settings.logging.format, service="api"), {("POST", "/v1/jobs"): jobs.submit}
     )
-    app.state.envelope = envelope
     return envelope
 
 

@@ -64,6 +64,7 @@ class Envelope:
         self._lines = lines
         self._direct = direct
         self._done: list[_Done] = []
+        #: Set when the server is told to stop: requests that wait for a result answer then.
         self.stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,10 +117,6 @@ class Envelope:
         if not self._done:
             asyncio.get_running_loop().call_later(WRITE_EVERY_S, self.flush)
         self._done.append(done)
-
-    def stop_waiting(self) -> None:
-        """Let requests that wait for a result answer now."""
-        self.stopping.set()
 
     def flush(self) -> None:
         """Count and log the requests that were answered since the last time."""

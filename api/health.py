@@ -43,7 +43,7 @@ async def readyz(request: Request) -> Response:
     A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`.
     """
     shared = state.of(request)
-    if shared.stopping.is_set():
+    if shared.envelope.stopping.is_set():
         raise Problem(problems.NOT_READY, "the server is stopping")
     await shared.broker.ping()
     announced = await shared.announced()
@@ -65,6 +65,6 @@ async def metrics(request: Request) -> Response:
         # Old depths would look like truth; the other metrics are still worth having.
         shared.metrics.forget_queue_depths()
         log.warning("Queue depths are not known.", extra={"cause": str(error)})
-    request.app.state.envelope.flush()
+    shared.envelope.flush()
     shared.metrics.set_waiters(shared.broker.waiters)
     return Response(generate_latest(shared.registry), media_type=CONTENT_TYPE_LATEST)

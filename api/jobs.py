@@ -226,9 +226,7 @@ def _new_job(request: Request, body: bytes, shared: state.ApiState) -> NewJob:
         raise Problem(problems.NOT_JSON, f"the body is not JSON: {error}") from None
     except ValidationError as error:
         raise problems.invalid(error.errors(include_url=False, include_input=False)) from None
-    if parsed.model not in shared.settings.models:
-        known = ", ".join(shared.settings.models)
-        raise Problem(problems.UNKNOWN_MODEL, f"there is no model {parsed.model!r}: it is one of {known}")
+    shared.model(parsed.model)
     many = parsed.inputs is not None
     now = time.time()
     key = request.headers.get("idempotency-key")
@@ -273,7 +271,7 @@ async def _while_connected(
 ) -> JobState | None:
     """The result of `waiting`; None when the caller has gone or the server stops before it is there."""
     wait = asyncio.ensure_future(waiting)
-    ends = [asyncio.ensure_future(_disconnected(request)), asyncio.ensure_future(shared.stopping.wait())]
+    ends = [asyncio.ensure_future(_disconnected(request)), asyncio.ensure_future(shared.envelope.stopping.wait())]
     try:
         await asyncio.wait([wait, *ends], return_when=asyncio.FIRST_COMPLETED)
         return wait.result() if wait.done() else None

@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import problems, state
-from api.problems import PROBLEM, Problem
+from api import state
+from api.problems import PROBLEM
 from api.schemas import ModelList, ModelView
 from broker import ModelInfo, queue_name
 from configs import ModelSettings
@@ -34,11 +34,7 @@ async def list_all(request: Request) -> Response:
 async def read(request: Request, name: str) -> Response:
     """One model, with its state over all workers."""
     shared = state.of(request)
-    model = shared.settings.models.get(name)
-    if model is None:
-        known = ", ".join(shared.settings.models)
-        raise Problem(problems.UNKNOWN_MODEL, f"there is no model {name!r}: it is one of {known}")
-    return _json(_view(name, model, (await shared.announced()).get(name, [])))
+    return _json(_view(name, shared.model(name), (await shared.announced()).get(name, [])))
 
 
 def _view(name: str, model: ModelSettings, infos: list[ModelInfo]) -> dict[str, object]:

@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
         self._envelope = envelope
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._envelope.stop_waiting()
+        self._envelope.stopping.set()
         await super().shutdown(sockets)
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from api.envelope import Envelope
+from api.problems import UNKNOWN_MODEL, Problem
 from broker import AsyncBroker, ModelInfo
-from configs import Settings
+from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
 
 #: Seconds for which what workers announced is believed; they announce every other second.
@@ -24,11 +26,18 @@ class ApiState:
     broker: AsyncBroker
     registry: CollectorRegistry
     metrics: ApiMetrics
-    #: Set when the server is told to stop: requests that wait for a result answer then.
-    stopping: asyncio.Event
+    envelope: Envelope
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
     _announced_at: float = float("-inf")
     _look: asyncio.Future[None] | None = None
+
+    def model(self, name: str) -> ModelSettings:
+        """A model of this service. Raises `Problem` for another name."""
+        model = self.settings.models.get(name)
+        if model is None:
+            known = ", ".join(self.settings.models)
+            raise Problem(UNKNOWN_MODEL, f"there is no model {name!r}: it is one of {known}")
+        return model
 
     async def announced(self) -> dict[str, list[ModelInfo]]:
         """What the workers that live now say of their models, by model name."""

@@ -30,9 +30,7 @@ from broker.waiting import ResultListener, Waiter
 class AsyncBroker:
     """One API process' way to the queues. Made by `open`; needs no server until it is used."""
 
-    def __init__(
-        self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int, result_ttl_s: int = 86_400
-    ) -> None:
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int, result_ttl_s: int) -> None:
         self.keys = keys
         self._client = client
         self._result_ttl_s = result_ttl_s

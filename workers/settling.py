@@ -112,10 +112,10 @@ class Settler:
                 },
             )
 
-    def _settle(self, lane: Lane, endings: Sequence[Ending]) -> list[Ending]:
-        """End these jobs; returns those that were still ours, told to logs, metrics and events."""
+    def _settle(self, lane: Lane, endings: Sequence[Ending]) -> None:
+        """End these jobs; those that were still ours are told to logs, metrics and events."""
         if not endings:
-            return []
+            return
         answers = self._store(lane, [ending.settlement for ending in endings])
         settled = [ending for ending, answer in zip(endings, answers, strict=True) if answer is SettleAnswer.SETTLED]
         lost = sum(answer is SettleAnswer.LOST for answer in answers)
@@ -132,7 +132,6 @@ class Settler:
             queue_waits_s=[ending.job.started - ending.job.queued for ending in settled if ending.job.started],
         )
         self._lines.write([_job_line(lane.served, ending) for ending in settled])
-        return settled
 
     def _store(self, lane: Lane, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         backoff = Backoff()
