@@ -10,7 +10,7 @@ PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --uns
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
 # Debian packages that the tests need: another server to run against, and a browser.
-TEST_PACKAGES := redis-server chromium chromium-driver prometheus
+TEST_PACKAGES := redis-server chromium chromium-driver curl
 BENCH_PACKAGES := wrk
 
 .DEFAULT_GOAL := help

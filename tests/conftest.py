@@ -32,6 +32,16 @@ def free_port() -> int:
         return port
 
 
+def program(name: str) -> str:
+    """The path of a program that a test needs. Without it the test fails in CI, and is skipped elsewhere."""
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is missing: `make test` installs it on Debian as root")
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
 @pytest.fixture(scope="session")
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(free_port(), tmp_path_factory.mktemp("valkey")) as server:
@@ -40,11 +50,7 @@ def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        if os.environ.get("CI"):
-            pytest.fail("redis-server is missing: `make test` installs it on Debian as root")
-        pytest.skip("redis-server is not installed")
+    binary = program("redis-server")
     with EmbeddedServer(free_port(), tmp_path_factory.mktemp("redis"), binary=binary) as server:
         yield server
 

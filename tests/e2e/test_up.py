@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +20,7 @@ import redis
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from tests.conftest import free_port, wait_until
+from tests.conftest import free_port, program, wait_until
 from tests.services import REPOSITORY, Service
 from tests.workers.conftest import celery_app
 
@@ -107,8 +105,7 @@ def test_the_four_addresses_are_printed_and_answer(up: RunningUp) -> None:
 
 
 def test_the_printed_request_returns_the_embedding_of_a_real_model(up: RunningUp) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+    program("curl")
     [line] = [line for line in up.service.log().splitlines() if line.strip().startswith("curl ")]
     done = subprocess.run(shlex.split(line), capture_output=True, check=True, timeout=30)
     job = json.loads(done.stdout)
@@ -120,10 +117,10 @@ def test_the_printed_request_returns_the_embedding_of_a_real_model(up: RunningUp
 def test_the_readmes_celery_snippet_works_as_it_stands(up: RunningUp, tmp_path: Path) -> None:
     readme = (REPOSITORY / "README.md").read_text()
     [snippet] = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "send_task" in code]
-    program = tmp_path / "snippet.py"
-    program.write_text(snippet.replace("redis://127.0.0.1:6380/0", up.broker))
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet.replace("redis://127.0.0.1:6380/0", up.broker))
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
     )
     assert done.stdout == "384\n"
 
@@ -148,11 +145,7 @@ def test_fifty_texts_of_a_plain_celery_client_are_served_in_batches(up: RunningU
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        if os.environ.get("CI"):
-            pytest.fail("chromium is missing: `make test` installs it on Debian as root")
-        pytest.skip("chromium and chromedriver are not installed")
+    binary, driver = program("chromium"), program("chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     options.add_argument(f"--user-data-dir={tmp_path}")
