@@ -26,6 +26,8 @@ class ModelSpec:
     handler: str | None = None
     source: str | None = None
     precision: str = "auto"
+    #: Whether fp32 products may run in TF32; the last model loaded decides for its process.
+    tf32: bool = True
     #: Longest row, tokens; None for the model's own limit.
     max_length: int | None = None
     #: What happens to longer rows: `truncate` or `refuse`.

@@ -66,8 +66,9 @@ class Model:
     def _with_torch(cls, spec: ModelSpec, handler: Handler, device: str) -> Model:
         import torch
 
-        from inference.precision import Precision
+        from inference.precision import Precision, allow_tf32
 
+        allow_tf32(spec.tf32)
         precision = Precision(spec.precision).on(device)
         _call_load(handler, spec, device, precision.dtype)
 

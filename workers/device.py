@@ -60,7 +60,10 @@ def main(settings: Settings, device: str, index: int) -> int:
     broker = _open_broker(settings)
     drain = Drain(
         broker,
-        {name: ModelLoader.of(name, model, device) for name, model in settings.models.items()},
+        {
+            name: ModelLoader.of(name, model, device, tf32=settings.workers.tf32)
+            for name, model in settings.models.items()
+        },
         device=device,
         prefetch_batches=settings.workers.prefetch_batches,
         metrics=metrics,

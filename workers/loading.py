@@ -22,7 +22,7 @@ class ModelLoader:
     info: ModelInfo
 
     @classmethod
-    def of(cls, name: str, settings: ModelSettings, device: str) -> ModelLoader:
+    def of(cls, name: str, settings: ModelSettings, device: str, *, tf32: bool) -> ModelLoader:
         spec = ModelSpec(
             name=name,
             version=settings.version,
@@ -30,6 +30,7 @@ class ModelLoader:
             handler=settings.handler,
             source=settings.source,
             precision=settings.precision,
+            tf32=tf32,
             max_length=settings.max_length,
             over_length=settings.over_length,
             max_batch_size=settings.max_batch_size,

@@ -116,6 +116,13 @@ def test_half_precision_is_near_the_full_one(minilm: Model, precision: str) -> N
     assert cosines.min() > 0.995
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_switched_as_the_settings_say(allowed: bool) -> None:
+    load(tf32=allowed, warmup=False)
+    assert torch.backends.cuda.matmul.allow_tf32 is allowed
+    assert torch.backends.cudnn.allow_tf32 is allowed
+
+
 def test_auto_precision_is_half_on_cuda_and_full_on_cpu(minilm: Model) -> None:
     assert minilm.precision == "fp32"
     assert Precision.AUTO.on("cuda:0") is Precision.FP16
