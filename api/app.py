@@ -42,6 +42,7 @@ def create_app(settings: Settings) -> Envelope:
             result_ttl_s=settings.api.result_ttl_s,
             read_timeout_s=settings.broker.read_timeout_s,
         )
+        broker.listen()
         app.state.sheaf = ApiState(settings, broker, registry, metrics, envelope)
         yield
         envelope.flush()

@@ -105,7 +105,8 @@ async def submit(request: Request) -> Response:
         return _accepted(request, job_id, job)
     with shared.broker.waiter(job.id) as waiter:
         job_id = await shared.broker.submit(job)
-        waiting = shared.broker.wait(job_id, wait_s, waiter if job_id == job.id else None)
+        fresh = (waiter, job.expires_at) if job_id == job.id else ()
+        waiting = shared.broker.wait(job_id, wait_s, *fresh)
         try:
             ended = await _while_connected(request, shared, waiting)
         except BrokerUnavailable:

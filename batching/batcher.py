@@ -1,12 +1,13 @@
 """Forms batches, first come first served.
 
 It owns the rows that wait and nothing else; time is an argument. Its invariant: each added row leaves exactly once,
-through `due` or `drain`, and no batch exceeds a bound.
+through `due`, `remove` or `drain`, and no batch exceeds a bound.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from batching.types import Batch, CloseReason, Limits, Row, RowTooLong
@@ -60,6 +61,13 @@ class Batcher(Generic[T]):
         if not self._rows:
             return None
         return now if self._closed is not None else self._oldest + self.limits.max_wait_s
+
+    def remove(self, gone: Callable[[T], bool]) -> int:
+        """Take out the rows whose payload is `gone`, wherever they wait; returns how many that were."""
+        before = len(self._rows)
+        self._rows = deque(row for row in self._rows if not gone(row.payload))
+        self._form_next()
+        return before - len(self._rows)
 
     def drain(self) -> list[Row[T]]:
         """All rows that wait, oldest first; none is left."""

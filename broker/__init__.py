@@ -12,7 +12,7 @@ from broker.errors import (
     UnsupportedServer,
 )
 from broker.jobs import JobFailure, JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo, queue_name
-from broker.leases import FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.leases import Delayed, FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.sync import Broker
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
+    "Delayed",
     "EmbeddedServerError",
     "FollowUp",
     "IdempotencyConflict",

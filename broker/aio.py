@@ -16,15 +16,22 @@ import orjson
 import redis
 import redis.asyncio
 
+from broker import pidbox
 from broker.connect import check_server_info, connect_async
 from broker.errors import JobEnded
 from broker.faults import translated
-from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, QueueDepth, WorkerInfo
+from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo
 from broker.keys import PRIORITY_STEPS, Keys
 from broker.lua import script_text
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
 from broker.waiting import ResultListener, Waiter
+
+#: How long, and how many, jobs that were cancelled or revoked are remembered; as long as their messages may wait.
+REVOKED_TTL_S = 7 * 86400
+MAX_REVOKED = 50_000
+#: After a job's deadline, before it is looked at: clocks of two machines never agree.
+EXPIRY_MARGIN_S = 0.02
 
 
 class AsyncBroker:
@@ -36,7 +43,8 @@ class AsyncBroker:
         self._result_ttl_s = result_ttl_s
         self._cancel = client.register_script(script_text("cancel"))
         self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
-        self._listener = ResultListener(client, keys)
+        db = client.connection_pool.connection_kwargs.get("db") or 0
+        self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 
     @classmethod
     async def open(
@@ -63,35 +71,48 @@ class AsyncBroker:
 
     async def fetch(self, job_id: str) -> JobState | None:
         """The job's state now; None for an id that is unknown or whose result has passed its TTL."""
-        keys = self.keys
+        keys, now = self.keys, time.time()
         record, started, meta = await self._read(
             lambda: self._client.mget(keys.record(job_id), keys.started(job_id), keys.result(job_id))
         )
-        return job_state(job_id, record, started, meta)
+        state = job_state(job_id, record, started, meta)
+        if state is None or state.status is not JobStatus.QUEUED or (state.expires_at or now) >= now:
+            return state
+        return await self._expire(state)
 
     def waiter(self, job_id: str) -> AbstractContextManager[Waiter]:
         """For `wait`: a waiter that was there before the job was submitted saves a look for its result."""
         return self._listener.waiter(job_id)
 
-    async def wait(self, job_id: str, timeout_s: float, waiter: Waiter | None = None) -> JobState | None:
-        """The job's state as soon as it has ended, or its state at the timeout; None for an unknown id."""
+    async def wait(
+        self, job_id: str, timeout_s: float, waiter: Waiter | None = None, expires_at: float | None = None
+    ) -> JobState | None:
+        """The job's state as soon as it has ended, or its state at the timeout; None for an unknown id.
+
+        `expires_at` is when a job that was submitted after its `waiter` was made expires.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         if waiter is not None:
-            return await self._wait(job_id, deadline, waiter)
+            return await self._wait(job_id, deadline, waiter, expires_at)
         state = await self.fetch(job_id)
         if state is None or state.ended or timeout_s <= 0:
             return state
         with self._listener.waiter(job_id) as waiter:
             # It may have ended before we listened.
             waiter.wake()
-            return await self._wait(job_id, deadline, waiter)
+            return await self._wait(job_id, deadline, waiter, None)
 
-    async def _wait(self, job_id: str, deadline: float, waiter: Waiter) -> JobState | None:
+    async def _wait(self, job_id: str, deadline: float, waiter: Waiter, expires_at: float | None) -> JobState | None:
         loop = asyncio.get_running_loop()
-        while await waiter.wait(deadline - loop.time()):
+        while (left := deadline - loop.time()) > 0:
+            if expires_at is not None:
+                left = min(left, max(0.0, expires_at - time.time()) + EXPIRY_MARGIN_S)
+            await waiter.wait(left)
             state = await self.fetch(job_id)
             if state is None or state.ended:
                 return state
+            # One that has begun does not expire any more.
+            expires_at = state.expires_at if state.status is JobStatus.QUEUED else None
         return await self.fetch(job_id)
 
     async def cancel(self, job_id: str) -> JobState | None:
@@ -103,25 +124,57 @@ class AsyncBroker:
         if state is None:
             return None
         if not state.ended:
-            facts = RunFacts(
-                model=state.model,
-                version=state.version,
-                priority=int(state.priority),
-                attempt=state.attempt,
-                many=state.many,
-                enqueued_at=state.created_at,
-                started_at=state.started_at,
-                finished_at=time.time(),
-                timings=None,
-            )
-            meta = encode_dropped(job_id, JobStatus.CANCELLED, "cancelled", facts)
-            keys = [self.keys.result(job_id), self.keys.record(job_id)]
-            with translated():
-                cancelled = await self._cancel(keys=keys, args=[meta, self._result_ttl_s, self.keys.ended])
-            if cancelled:
-                return await self.fetch(job_id)
+            dropped = await self._drop(job_id, JobStatus.CANCELLED, "cancelled", state)
             state = await self.fetch(job_id)
+            if dropped:
+                return state
         raise JobEnded(job_id, state.status if state else JobStatus.SUCCEEDED)
+
+    def listen(self) -> None:
+        """Hear of ended jobs and of Celery's `revoke` from now on, not only from the first wait on."""
+        self._listener.start()
+
+    async def _revoke(self, job_ids: Sequence[str]) -> None:
+        """Celery's `revoke`, heard by this process: what a worker of Celery 5.7 does too, when there is none."""
+        for job_id in job_ids:
+            state = await self.fetch(job_id)
+            if state is None or not state.ended:
+                await self._drop(job_id, JobStatus.CANCELLED, "revoked", state)
+
+    async def _expire(self, state: JobState) -> JobState:
+        """Its time is over and nobody has begun it: it ends now, whether or not a worker is there to see it."""
+        if await self._drop(state.id, JobStatus.EXPIRED, "expired", state):
+            return await self.fetch(state.id) or state
+        return state
+
+    async def _drop(self, job_id: str, status: JobStatus, reason: str, state: JobState | None) -> bool:
+        """Store that the job was dropped; False when it had ended before, or (an expiry) has begun."""
+        facts = RunFacts(
+            model=state.model if state else "",
+            version=state.version if state else None,
+            priority=int(state.priority if state else Priority.NORMAL),
+            attempt=state.attempt if state else 0,
+            many=bool(state and state.many),
+            enqueued_at=state.created_at if state else None,
+            started_at=state.started_at if state else None,
+            finished_at=time.time(),
+            timings=None,
+        )
+        keys = self.keys
+        with translated():
+            dropped = await self._cancel(
+                keys=[keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked],
+                args=[
+                    encode_dropped(job_id, status, reason, facts),
+                    self._result_ttl_s,
+                    keys.ended,
+                    int(status is JobStatus.EXPIRED),
+                    job_id,
+                    REVOKED_TTL_S,
+                    MAX_REVOKED,
+                ],
+            )
+        return bool(dropped)
 
     @property
     def waiters(self) -> int:

@@ -89,7 +89,8 @@ class DeadLetters:
         waiting = queue.waiting[PRIORITY_STEPS.index(letter.priority)]
         with translated():
             revived = self._revive(
-                keys=[queue.dead, waiting, self._keys.result(letter.job_id or "")], args=[letter.raw, letter.message]
+                keys=[queue.dead, waiting, self._keys.result(letter.job_id or ""), self._keys.revoked],
+                args=[letter.raw, letter.message, letter.job_id or ""],
             )
         return bool(revived)
 

@@ -75,6 +75,8 @@ class JobState:
     status: JobStatus
     priority: Priority
     created_at: float | None
+    #: When a job that has not begun ends by itself; None for one that has ended.
+    expires_at: float | None
     started_at: float | None
     finished_at: float | None
     attempt: int

@@ -77,6 +77,11 @@ class Keys:
         """channel: result keys of the jobs that have just ended, a line each."""
         return self._own + "ended"
 
+    @property
+    def revoked(self) -> str:
+        """sorted set with TTL: id of a job that must not start -> Unix seconds of the cancel or revoke."""
+        return self._own + "revoked"
+
     def record(self, job_id: str) -> str:
         """string with TTL: what the API knew at submit, JSON."""
         return f"{self._own}job:{job_id}"

@@ -30,6 +30,15 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Delayed:
+    """A message that waits for its time. `due_at` is Unix seconds."""
+
+    due_at: float
+    step: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """What a reclaim moved: `returned` to the queue; `exhausted` to the caller, who must settle them as failed."""
 
@@ -52,6 +61,8 @@ class StartAnswer(IntEnum):
     LOST = 0
     RUN = 1
     ENDED = 2
+    #: Still held: to be settled as dropped.
+    REVOKED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ class Settlement:
     result: bytes | None
     recorded: bool
     follow_ups: tuple[FollowUp, ...] = ()
+    #: True for a job that was dropped: whoever cancelled it may have stored its result, and queued nothing.
+    follow_always: bool = False
 
 
 class SettleAnswer(IntEnum):

@@ -18,6 +18,8 @@ from broker.jobs import NewJob
 
 #: The task that every model queue carries.
 TASK_NAME = "sheaf.infer"
+#: The task, and its queue, that carries on where a job of somebody's canvas ended: link, chain, chord.
+CALLBACKS = "sheaf.callbacks"
 
 #: The last second of the year 9999.
 LATEST = 253_402_300_799.0
@@ -34,6 +36,7 @@ class Message:
     task: str
     args: list[object]
     kwargs: dict[str, object]
+    #: What follows the call: `callbacks`, `errbacks`, `chain`, `chord`.
     embed: dict[str, object]
     headers: dict[str, object]
     #: Unix seconds; None when the producer's message does not say (plain Celery producers' do not).
@@ -51,16 +54,42 @@ class Message:
 
 def encode(job: NewJob) -> bytes:
     """The message of a new job, as `app.send_task` would have put it on the list, with our own header `sheaf`."""
-    expires = None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat()
+    return _encode(
+        TASK_NAME,
+        job.id,
+        job.queue,
+        job.payload,
+        expires=None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat(),
+        priority=int(job.priority),
+        own={"enqueued_at": job.created_at, "request_id": job.request_id},
+    )
+
+
+def encode_callbacks(call_id: str, job_id: str, ended: bytes) -> bytes:
+    """The message, for the queue `CALLBACKS`, that carries on where job `job_id` left off; `ended` is JSON."""
+    return _encode(CALLBACKS, call_id, CALLBACKS, b'{"input":' + ended + b"}", parent_id=job_id)
+
+
+def _encode(
+    task: str,
+    task_id: str,
+    queue: str,
+    kwargs: bytes,
+    *,
+    expires: str | None = None,
+    parent_id: str | None = None,
+    priority: int = 0,
+    own: dict[str, object] | None = None,
+) -> bytes:
     return orjson.dumps(
         {
-            "body": b64encode(b"[[]," + job.payload + _EMBED).decode(),
+            "body": b64encode(b"[[]," + kwargs + _EMBED).decode(),
             "content-encoding": "utf-8",
             "content-type": "application/json",
             "headers": {
                 "lang": "py",
-                "task": TASK_NAME,
-                "id": job.id,
+                "task": task,
+                "id": task_id,
                 "shadow": None,
                 "eta": None,
                 "expires": expires,
@@ -68,23 +97,23 @@ def encode(job: NewJob) -> bytes:
                 "group_index": None,
                 "retries": 0,
                 "timelimit": [None, None],
-                "root_id": job.id,
-                "parent_id": None,
+                "root_id": parent_id or task_id,
+                "parent_id": parent_id,
                 # The rows themselves stay out of events and of Flower.
                 "argsrepr": "()",
                 "kwargsrepr": "{...}",
                 "origin": _ORIGIN,
                 "ignore_result": False,
-                "sheaf": {"enqueued_at": job.created_at, "request_id": job.request_id},
+                "sheaf": own,
             },
             "properties": {
-                "correlation_id": job.id,
+                "correlation_id": task_id,
                 "reply_to": "",
                 "delivery_mode": 2,
-                "delivery_info": {"exchange": "", "routing_key": job.queue},
-                "priority": int(job.priority),
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "priority": priority,
                 "body_encoding": "base64",
-                "delivery_tag": job.id,
+                "delivery_tag": task_id,
             },
         }
     )

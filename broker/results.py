@@ -6,23 +6,24 @@ children.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
 import orjson
 
-from broker.jobs import JobFailure, JobState, JobStatus, Priority
+from broker.jobs import JobFailure, JobState, JobStatus, NewJob, Priority
 
-#: Celery's state for each way a job can end.
+#: Celery's states of a task that has ended.
+SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
 _CELERY_STATES = {
-    JobStatus.SUCCEEDED: "SUCCESS",
-    JobStatus.FAILED: "FAILURE",
-    JobStatus.CANCELLED: "REVOKED",
-    JobStatus.EXPIRED: "REVOKED",
+    JobStatus.SUCCEEDED: SUCCESS,
+    JobStatus.FAILED: FAILURE,
+    JobStatus.CANCELLED: REVOKED,
+    JobStatus.EXPIRED: REVOKED,
 }
-_STATUSES = {"SUCCESS": JobStatus.SUCCEEDED, "FAILURE": JobStatus.FAILED, "REVOKED": JobStatus.CANCELLED}
+_STATUSES = {SUCCESS: JobStatus.SUCCEEDED, FAILURE: JobStatus.FAILED, REVOKED: JobStatus.CANCELLED}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -34,6 +35,15 @@ class Failure:
     message: str
     module: str = "builtins"
     traceback: str | None = None
+
+    def stored(self) -> dict[str, object]:
+        """The exception in Celery's JSON form."""
+        return {"exc_type": self.type, "exc_message": [self.message], "exc_module": self.module}
+
+
+def revocation(reason: str) -> Failure:
+    """What the caller of a job that was dropped gets."""
+    return Failure("TaskRevokedError", reason, "celery.exceptions")
 
 
 @dataclass(slots=True)
@@ -50,6 +60,8 @@ class RunFacts:
     started_at: float | None
     finished_at: float
     timings: Mapping[str, float | int] | None
+    #: Ids of the tasks that were called because of this one.
+    children: Sequence[str] = ()
 
 
 def encode_success(job_id: str, output: object, facts: RunFacts) -> bytes:
@@ -59,14 +71,12 @@ def encode_success(job_id: str, output: object, facts: RunFacts) -> bytes:
 
 def encode_failure(job_id: str, failure: Failure, facts: RunFacts) -> bytes:
     """The stored form of a failure."""
-    result = {"exc_type": failure.type, "exc_message": [failure.message], "exc_module": failure.module}
-    return orjson.dumps(_meta(job_id, JobStatus.FAILED, result, failure.traceback, facts))
+    return orjson.dumps(_meta(job_id, JobStatus.FAILED, failure.stored(), failure.traceback, facts))
 
 
 def encode_dropped(job_id: str, status: JobStatus, reason: str, facts: RunFacts) -> bytes:
     """The stored form of a job that never ran: cancelled or expired."""
-    result = {"exc_type": "TaskRevokedError", "exc_message": [reason], "exc_module": "celery.exceptions"}
-    return orjson.dumps(_meta(job_id, status, result, None, facts))
+    return orjson.dumps(_meta(job_id, status, revocation(reason).stored(), None, facts))
 
 
 def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None, facts: RunFacts) -> dict[str, object]:
@@ -74,7 +84,8 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
         "status": _CELERY_STATES[status],
         "result": result,
         "traceback": traceback,
-        "children": [],
+        # A result as a tuple: its id and parent, and its own children.
+        "children": [[[child, None], None] for child in facts.children],
         "date_done": _iso(facts.finished_at),
         "task_id": job_id,
         "sheaf": {
@@ -98,15 +109,16 @@ def _iso(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat()
 
 
-def encode_record(model: str, priority: Priority, created_at: float, many: bool, metadata: bytes) -> bytes:
+def encode_record(job: NewJob) -> bytes:
     """What `submit` keeps of a job for its readers."""
     return orjson.dumps(
         {
-            "model": model,
-            "priority": int(priority),
-            "created_at": created_at,
-            "many": many,
-            "metadata": orjson.Fragment(metadata),
+            "model": job.model,
+            "priority": int(job.priority),
+            "created_at": job.created_at,
+            "expires_at": job.expires_at,
+            "many": job.many,
+            "metadata": orjson.Fragment(job.metadata),
         }
     )
 
@@ -127,6 +139,7 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         status=JobStatus.QUEUED if started is None else JobStatus.RUNNING,
         priority=Priority(known["priority"]),
         created_at=known["created_at"],
+        expires_at=known["expires_at"],
         started_at=float(moment) if moment else None,
         finished_at=None,
         attempt=int(attempt),
@@ -164,6 +177,7 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         status=status,
         priority=Priority.of_list(int(known.get("priority", facts.get("priority", Priority.NORMAL)))),
         created_at=created_at,
+        expires_at=None,
         started_at=_number(facts.get("started_at")),
         finished_at=_number(facts.get("finished_at")),
         attempt=int(_number(facts.get("attempt")) or 0),

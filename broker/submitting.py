@@ -100,7 +100,7 @@ class Submitter:
             arguments += (
                 PRIORITY_STEPS.index(job.priority) + 1,
                 self._keys.record(job.id),
-                encode_record(job.model, job.priority, job.created_at, job.many, job.metadata),
+                encode_record(job),
                 encode(job),
                 self._keys.idempotency(*job.idempotency_key) if job.idempotency_key else "",
                 f"{job.fingerprint}:{job.id}",

@@ -19,7 +19,7 @@ from broker.connect import check_server_info, connect
 from broker.faults import translated
 from broker.jobs import WorkerInfo
 from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
-from broker.leases import Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.leases import Delayed, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
 
 #: One lease slot in ten goes to the lowest waiting priority, so that it never starves.
@@ -106,16 +106,18 @@ class Broker:
         args: list[object] = [self._result_ttl_s]
         for job in jobs:
             note_key = self.keys.started(job.job_id) if job.recorded else ""
-            args += (job.tag, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
+            args += (job.tag, job.job_id, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
+        keys = [self._held(queue), self.keys.revoked]
         with translated():
-            return [_START_ANSWERS[answer] for answer in self._start(keys=[self._held(queue)], args=args)]
+            return [_START_ANSWERS[answer] for answer in self._start(keys=keys, args=args)]
 
     def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """End jobs: store and publish each result, queue what follows it, drop its lease; only where still held."""
         args: list[object] = [self._result_ttl_s, self.keys.ended]
         for job in settlements:
             record_key = self.keys.record(job.job_id) if job.recorded else ""
-            args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key, len(job.follow_ups))
+            args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key)
+            args += (int(job.follow_always), len(job.follow_ups))
             for follow_up in job.follow_ups:
                 args += (follow_up.list_key, follow_up.message)
         with translated():
@@ -161,6 +163,22 @@ class Broker:
         with translated():
             return int(self._due(keys=[keys.delayed, keys.delayed_messages, *keys.returned], args=[MAX_MOVED]))
 
+    def delayed(self, queue: str, limit: int) -> list[Delayed]:
+        """At most `limit` delayed messages, the soonest first."""
+        keys = self._keys(queue)
+        with translated():
+            found = cast("list[tuple[bytes, float]]", self._client.zrange(keys.delayed, 0, limit - 1, withscores=True))
+            if not found:
+                return []
+            entries = cast(
+                "list[bytes | None]", self._client.hmget(keys.delayed_messages, [cast("str", tag) for tag, _ in found])
+            )
+        return [
+            _delayed(entry, due_ms / 1e3)
+            for (_, due_ms), entry in zip(found, entries, strict=True)
+            if entry is not None
+        ]
+
     def announce(self, info: WorkerInfo) -> None:
         """Tell readers that this worker lives and what it serves; forgotten after `ANNOUNCEMENT_TTL_S`."""
         with translated(), self._client.pipeline(transaction=True) as pipe:
@@ -196,6 +214,11 @@ class Broker:
 
     def _held(self, queue: str) -> str:
         return self._keys(queue).held(self.session)
+
+
+def _delayed(entry: bytes, due_at: float) -> Delayed:
+    level, _, message = entry.split(b":", 2)
+    return Delayed(due_at, PRIORITY_STEPS[int(level) - 1], message)
 
 
 def _leases(answer: Sequence[Any]) -> list[Lease]:

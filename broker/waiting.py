@@ -2,7 +2,8 @@
 
 Every settle names the jobs that it ended on one channel, which each API process listens to for as long as it lives; so
 a wait costs the server nothing. What a waiter learns is only "look now": the truth is in the stored result. A word that
-was said while nobody listened is made up for by waking every waiter once the connection stands (again).
+was said while nobody listened is made up for by waking every waiter once the connection stands (again). The same
+connection hears what Celery clients revoke.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
 
+from broker import pidbox
 from broker.errors import BrokerUnavailable
 from broker.faults import translated
 from broker.keys import Keys
@@ -54,9 +56,18 @@ class Waiter:
 class ResultListener:
     """Owns the process' pub/sub connection, which one task alone uses, and the map from result key to waiters."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        control_channel: str,
+        revoke: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
         self._client = client
         self._keys = keys
+        self._control_channel = control_channel
+        self._revoke = revoke
+        self._revoking: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._waiters: dict[bytes, set[Waiter]] = {}
 
@@ -70,14 +81,18 @@ class ResultListener:
         waiter = Waiter()
         waiters = self._waiters.setdefault(key, set())
         waiters.add(waiter)
-        if self._task is None:
-            self._task = asyncio.create_task(self._listen())
+        self.start()
         try:
             yield waiter
         finally:
             waiters.discard(waiter)
             if not waiters and self._waiters.get(key) is waiters:
                 del self._waiters[key]
+
+    def start(self) -> None:
+        """Listen from now on."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
         if self._task is not None:
@@ -92,7 +107,7 @@ class ResultListener:
             pubsub = self._client.pubsub()
             try:
                 with translated():
-                    await pubsub.subscribe(self._keys.ended)
+                    await pubsub.subscribe(self._keys.ended, self._control_channel)
                     while True:
                         await self._hear(pubsub)
                         failures = 0
@@ -117,9 +132,25 @@ class ResultListener:
         if message["type"] == "subscribe":
             for waiters in self._waiters.values():
                 _wake(waiters)
-        elif message["type"] == "message":
+        elif message["type"] != "message":
+            return
+        elif message["channel"].decode() == self._control_channel:
+            self._heed(pidbox.revoked_ids(message["data"]))
+        else:
             for key in message["data"].split(SEPARATOR):
                 _wake(self._waiters.get(key, ()))
+
+    def _heed(self, revoked: Sequence[str]) -> None:
+        if revoked:
+            task = asyncio.create_task(self._revoke_logged(revoked))
+            self._revoking.add(task)
+            task.add_done_callback(self._revoking.discard)
+
+    async def _revoke_logged(self, revoked: Sequence[str]) -> None:
+        try:
+            await self._revoke(revoked)
+        except BrokerUnavailable as error:
+            log.warning("A revoke was heard, and the broker is away.", extra={"cause": str(error)})
 
 
 def _wake(waiters: set[Waiter] | tuple[()]) -> None:

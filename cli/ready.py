@@ -18,10 +18,8 @@ def announce_when_ready(settings: Settings, workers: int) -> None:
     """Wait, however long, until every part answers; then print where they are."""
     api = f"http://{_reachable(settings.api.host)}:{settings.api.port}"
     flower = f"http://{_reachable(settings.flower.host)}:{settings.flower.port}"
-    metrics = [
-        f"http://{_reachable(settings.workers.metrics_host)}:{settings.workers.metrics_port + index}/metrics"
-        for index in range(workers)
-    ]
+    metrics_ports = [settings.workers.metrics_port + index for index in range(workers)] + [settings.io.metrics_port]
+    metrics = [f"http://{_reachable(settings.workers.metrics_host)}:{port}/metrics" for port in metrics_ports]
     pages = [f"{api}/readyz", f"{api}/metrics", *metrics]
     if settings.flower.enabled:
         pages.append(f"{flower}/healthcheck")
@@ -34,7 +32,7 @@ def announce_when_ready(settings: Settings, workers: int) -> None:
         *(f"  NOT served: {name}, {error}" for name, error in _failed_models(api)),
         f"  API docs  {api}/docs",
         f"  Flower    {flower}" if settings.flower.enabled else "  Flower    off (flower.enabled)",
-        f"  Metrics   {api}/metrics and {', '.join(metrics)}",
+        f"  Metrics   {', '.join([f'{api}/metrics', *metrics])}",
         f"  Broker    {_without_password(settings.broker.server_url)}",
         "",
         "Try it:",

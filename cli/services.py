@@ -29,13 +29,14 @@ def register(app: typer.Typer) -> None:
     app.command()(up)
     app.command()(api)
     app.command()(worker)
+    app.command()(io)
     app.command()(flower)
     app.command()(broker)
     app.command(hidden=True)(device)
 
 
 def up(devices: Devices = None) -> None:
-    """Run the whole service in the foreground: broker, workers, API, Flower.
+    """Run the whole service in the foreground: broker, workers, io worker, API, Flower.
 
     When all is ready it prints the addresses and a first request. Ctrl-C stops everything in order: running batches are
     finished, jobs that wait stay in the broker. With `broker.url: embedded` the broker is a Valkey of our own; its data
@@ -68,6 +69,16 @@ def worker(devices: Devices = None) -> None:
     _set_devices(devices)
     settings = loaded_settings().settings
     supervision.run_workers(settings, chosen_devices(settings.workers.devices))
+
+
+def io() -> None:
+    """Run the io worker only: it carries on what Celery clients hung on their calls.
+
+    That is `link`, `link_error`, `chain` and `chord`. What is to follow waits in the broker while none runs.
+    """
+    from workers.io import main
+
+    raise typer.Exit(main(loaded_settings().settings))
 
 
 def flower() -> NoReturn:

@@ -1,7 +1,7 @@
 """Runs the parts of the service as processes, by supervisord inside this process.
 
-Order: broker, workers, API, Flower start together and wait for one another; they are stopped one after the other the
-other way round, so that the broker is there until the last batch is settled.
+Order: broker, workers and io worker, API, Flower start together and wait for one another; they are stopped one after
+the other the other way round, so that the broker is there until the last batch is settled.
 """
 
 from __future__ import annotations
@@ -53,8 +53,13 @@ class Program:
 
 def run_everything(settings: Settings, devices: Sequence[Device]) -> None:
     """Run all parts until SIGINT or SIGTERM; says when they are ready. Raises `CommandError` for a taken port."""
-    ports = {"api.port": (settings.api.host, settings.api.port), **_metrics_ports(settings, devices)}
+    ports = {
+        "api.port": (settings.api.host, settings.api.port),
+        "io.metrics_port": (settings.workers.metrics_host, settings.io.metrics_port),
+        **_metrics_ports(settings, devices),
+    }
     programs = _worker_programs(settings, devices)
+    programs.append(Program("io", ("io",), 20, _worker_stop_timeout_s(settings)))
     programs.append(Program("api", ("api",), 30))
     if settings.broker.embedded:
         ports["broker.embedded_port"] = ("127.0.0.1", settings.broker.embedded_port)
@@ -80,11 +85,15 @@ def _worker_programs(settings: Settings, devices: Sequence[Device]) -> list[Prog
             name=f"worker-{index}",
             arguments=("device", "--device", device.name, "--index", str(index)),
             priority=20,
-            stop_timeout_s=int(settings.workers.shutdown_grace_s) + STOP_MARGIN_S,
+            stop_timeout_s=_worker_stop_timeout_s(settings),
             environment={"CUDA_VISIBLE_DEVICES": device.visible},
         )
         for index, device in enumerate(devices)
     ]
+
+
+def _worker_stop_timeout_s(settings: Settings) -> int:
+    return int(settings.workers.shutdown_grace_s) + STOP_MARGIN_S
 
 
 def _metrics_ports(settings: Settings, devices: Sequence[Device]) -> dict[str, tuple[str, int]]:

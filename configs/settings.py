@@ -108,6 +108,16 @@ class WorkerSettings(_Section):
         return text
 
 
+class IoSettings(_Section):
+    """The io worker: what follows results."""
+
+    metrics_port: Port = 9100
+    #: Where callbacks (link, chain, chord) go whose signature names no queue; the shop's `task_default_queue`.
+    default_queue: Annotated[str, Field(min_length=1)] = "celery"
+    #: Task name, or a pattern with `*`, to queue; for shops whose own Celery settings route by name.
+    task_routes: dict[str, str] = Field(default_factory=dict)
+
+
 class LoggingSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "text"] = "json"
@@ -130,6 +140,9 @@ class ModelSettings(_Section):
     max_length: Annotated[int, Field(ge=1)] | None = None
     over_length: Literal["truncate", "refuse"] = "truncate"
     warmup: bool = True
+    #: A batch's step (preprocess, infer, postprocess) that takes longer counts as frozen: its worker ends, another is
+    #: started, and the batch's jobs come back with their attempt counted.
+    step_timeout_s: Seconds = 600.0
     #: For the handler alone.
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -152,6 +165,8 @@ class ModelSettings(_Section):
 def _model_name(name: str) -> str:
     if not MODEL_NAME.fullmatch(name):
         raise ValueError("this is no model name: use up to 64 of a-z, 0-9, dot, underscore and hyphen")
+    if name.startswith("sheaf."):
+        raise ValueError("names that begin with `sheaf.` are the service's own")
     return name
 
 
@@ -160,6 +175,7 @@ class Settings(_Section):
     api: ApiSettings = ApiSettings()
     flower: FlowerSettings = FlowerSettings()
     workers: WorkerSettings = WorkerSettings()
+    io: IoSettings = IoSettings()
     logging: LoggingSettings = LoggingSettings()
     models: dict[Annotated[str, AfterValidator(_model_name)], ModelSettings] = Field(default_factory=dict)
 
@@ -173,6 +189,7 @@ class Settings(_Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         ports = {"api.port": self.api.port, "workers.metrics_port": self.workers.metrics_port}
+        ports["io.metrics_port"] = self.io.metrics_port
         if self.flower.enabled:
             ports["flower.port"] = self.flower.port
         if self.broker.embedded:

@@ -7,6 +7,7 @@ serves those, so that no message is ever in Celery's hands alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from celery import Celery
 
 from broker.connect import SentinelAddress
-from broker.message import TASK_NAME
+from broker.message import CALLBACKS, TASK_NAME
 from configs import BrokerSettings, Settings, load_settings
 
 
@@ -22,16 +23,21 @@ def make_app(settings: Settings) -> Celery:
     """A Celery application for these settings."""
     app = Celery("sheaf", set_as_current=False)
     app.conf.update(_celery_settings(settings.broker, settings.api.result_ttl_s))
-    app.task(name=TASK_NAME)(_infer)
+    for name, queue in ((TASK_NAME, "infer.<model>"), (CALLBACKS, CALLBACKS)):
+        app.task(name=name)(_served_elsewhere(name, queue))
     return app
 
 
-def _infer(*_args: object, **_kwargs: object) -> NoReturn:
+def _served_elsewhere(name: str, queue: str) -> Callable[..., NoReturn]:
     """Registered so that `inspect registered` and Flower know the task; calls are served by the drain."""
-    raise RuntimeError(
-        f"{TASK_NAME} is served from the queues infer.<model>: send it with queue='infer.<model>', "
-        "not to a queue of an ordinary Celery worker"
-    )
+
+    def call(*_args: object, **_kwargs: object) -> NoReturn:
+        raise RuntimeError(
+            f"{name} is served from the queue {queue}: send it with queue={queue!r}, "
+            "not to a queue of an ordinary Celery worker"
+        )
+
+    return call
 
 
 def _celery_settings(broker: BrokerSettings, result_ttl_s: int) -> dict[str, Any]:

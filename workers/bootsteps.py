@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
@@ -46,7 +46,15 @@ def is_revoked(job_id: str) -> bool:
 
 
 def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:
-    """A worker step that starts and stops this drain."""
+    """A worker step that starts and stops this drain. A second signal to stop, or SIGQUIT, cuts the grace short."""
+    told: list[str] = []
+
+    def on_signal(how: str = "Warm", **_: object) -> None:
+        told.append(how)
+        if len(told) > 1 or how == "Cold":
+            drain.hurry()
+
+    signals.worker_shutting_down.connect(on_signal, weak=False)
 
     class DrainStep(bootsteps.StartStopStep):
         """Starts before the consumer, stops after it."""
@@ -61,7 +69,8 @@ def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:
             drain.stop(grace_s)
 
         def terminate(self, parent: WorkController) -> None:
-            drain.stop(0.0)
+            drain.hurry()
+            drain.stop(grace_s)
 
     return DrainStep
 

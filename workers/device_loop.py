@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from batching import Batch
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
 from workers.backoff import Backoff
 from workers.handover import Endings, Handover, RunBatch
-from workers.jobs import Ending, Job
+from workers.jobs import Job
 from workers.lane import Lane, RowRef
-from workers.threads import core_thread
+from workers.threads import Grace, core_thread
+from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +30,14 @@ class DeviceLoop:
         settling: Handover,
         started: Callable[[Sequence[Job]], None],
         lost: Callable[[str, int], None],
+        watch: StepWatch,
     ) -> None:
         self._broker = broker
         self._lock = lock
         self._settling = settling
         self._started = started
         self._lost = lost
+        self._watch = watch
         self._lanes: list[Lane] = []
         self._stopping = threading.Event()
         self._thread = core_thread("device", self._run)
@@ -46,20 +50,19 @@ class DeviceLoop:
         with self._lock:
             self._lanes.append(lane)
 
-    def stop(self, timeout_s: float) -> bool:
-        """Finish the running batch, take no other. False when it still runs after `timeout_s`."""
+    def stop(self, grace: Grace) -> bool:
+        """Finish the running batch, take no other. False when it still runs after the grace."""
         self._stopping.set()
         with self._lock:
             self._lock.notify_all()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return grace.join(self._thread)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             taken = self._take()
             if taken is not None:
                 lane, batch = taken
-                lane.batch_taken()
+                lane.room.set()
                 self._run_batch(lane, batch)
 
     def _take(self) -> tuple[Lane, Batch[RowRef]] | None:
@@ -82,38 +85,27 @@ class DeviceLoop:
         if not rows:
             return
         begin = time.monotonic()
-        inferred = lane.executor.infer([row.encoded for row in rows])
+        with self._watch.step("infer", lane):
+            inferred = lane.executor.infer([row.encoded for row in rows])
         infer_s = time.monotonic() - begin
         self._settling.put(RunBatch(lane, tuple(rows), inferred, infer_s, batch.longest, batch.reason))
 
     def _may_run(self, lane: Lane, rows: Sequence[RowRef]) -> list[RowRef]:
         """Those rows whose job is still ours, not ended, not cancelled and not expired; their jobs are now started."""
         now, now_wall = time.monotonic(), time.time()
-        fresh: list[Job] = []
-        refused: set[Job] = set()
-        endings: list[Ending] = []
-        for job in dict.fromkeys(row.job for row in rows):
-            if job.lease.tag not in lane.held:
-                refused.add(job)
-            elif job.started_at is None:
-                ending = lane.not_to_run(job, now_wall)
-                if ending is None:
-                    fresh.append(job)
-                else:
-                    refused.add(job)
-                    endings.append(ending)
+        fresh, endings = lane.claim(rows, now_wall)
         if fresh:
-            refused |= self._start(lane, fresh)
-            running = [job for job in fresh if job not in refused]
+            running, revoked = self._start(lane, fresh)
             for job in running:
                 job.started, job.started_at = now, now_wall
             self._started(running)
+            endings += [lane.revoked(job) for job in revoked]
         if endings:
             self._settling.put(Endings(lane, endings))
-        return [row for row in rows if row.job not in refused]
+        return [row for row in rows if lane.runs(row.job)]
 
-    def _start(self, lane: Lane, jobs: Sequence[Job]) -> set[Job]:
-        """The broker's last look; returns the jobs that must not run."""
+    def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """The broker's last look: the jobs that run, and those that were revoked; neither for what is not ours now."""
         starts = [Start(job.lease.tag, job.id, job.message.recorded, job.lease.attempt) for job in jobs]
         backoff = Backoff()
         while True:
@@ -122,14 +114,15 @@ class DeviceLoop:
                 break
             except BrokerUnavailable as error:
                 if self._stopping.is_set():
-                    return set(jobs)
+                    return [], []
                 log.warning("The broker is away; the batch waits for it.", extra={"cause": str(error)})
                 backoff.wait(self._stopping)
-        refused = {job for job, answer in zip(jobs, answers, strict=True) if answer is not StartAnswer.RUN}
-        if refused:
-            lane.forget([job.lease.tag for job in refused])
-            lost = sum(answer is StartAnswer.LOST for answer in answers)
-            if lost:
-                log.warning("Leases were lost before their batch ran.", extra={"count": lost, "queue": lane.queue})
-                self._lost(lane.served.model, lost)
-        return refused
+        by_answer: defaultdict[StartAnswer, list[Job]] = defaultdict(list)
+        for job, answer in zip(jobs, answers, strict=True):
+            by_answer[answer].append(job)
+        lost = by_answer[StartAnswer.LOST]
+        lane.forget([job.lease.tag for job in lost + by_answer[StartAnswer.ENDED]])
+        if lost:
+            log.warning("Leases were lost before their batch ran.", extra={"count": len(lost), "queue": lane.queue})
+            self._lost(lane.served.model, len(lost))
+        return by_answer[StartAnswer.RUN], by_answer[StartAnswer.REVOKED]

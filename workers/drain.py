@@ -1,11 +1,12 @@
-"""The drain of one worker process: lanes, device loop, settler, events and keeper, started and stopped in order.
+"""The drain of one worker process: feeders, device loop, settler, events and keeper, started and stopped in order.
 
 Threads of a worker, and what each may touch:
-- Celery's main thread: control commands, heartbeats, signals. Starts and stops the drain, nothing else.
+- Celery's main thread: control commands, heartbeats, signals. Starts and stops the drain, reads snapshots of it.
 - loader: loads models, then opens their lanes.
 - feeder, one a lane: leases, decodes, encodes. Waiters, four a lane: block on the broker's lists.
-- device: runs batches. settler: postprocess, settle. keeper: renew, reclaim, announce. events: publishes task events.
-They meet in the lanes' batchers (under one lock) and in the bounded queue before the settler.
+- device: runs batches. settler: postprocess, settle. events: publishes task events.
+- keeper: renew, reclaim, drop, announce; ends the process when a step is frozen.
+They meet in the lanes (under one lock) and in the bounded queue before the settler.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from broker import Broker, WorkerInfo
+from broker import Broker, BrokerUnavailable, WorkerInfo
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics
 from workers.device_loop import DeviceLoop
 from workers.events import TaskEvents
 from workers.executor import Executor
+from workers.feeder import Feeder, FeederPorts
 from workers.handover import Burials, Endings, Handover
-from workers.jobs import Burial, Ending, Served
+from workers.jobs import Ending
 from workers.keeper import Keeper
-from workers.lane import Lane, LanePorts
-from workers.loading import ModelLoader
+from workers.lane import HeldJob, Lane
+from workers.loading import Loader
 from workers.settling import Settler
-from workers.threads import core_thread
+from workers.threads import Grace, core_thread
+from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +43,12 @@ SETTLING_DEPTH = 2
 
 
 class Drain:
-    """Serves the queues of the models in `loaders`, each from the moment its loader has returned."""
+    """Serves the queues of `loaders`, each from the moment its loader has returned."""
 
     def __init__(
         self,
         broker: Broker,
-        loaders: Mapping[str, ModelLoader],
+        loaders: Mapping[str, Loader],
         *,
         device: str,
         prefetch_batches: int,
@@ -62,22 +64,28 @@ class Drain:
         self._prefetch_batches = prefetch_batches
         self._metrics = metrics
         self._events = events
+        self._is_revoked = is_revoked
         self._on_ended = on_ended
         self._lock = threading.Condition()
-        self._work: Handover = queue.Queue(SETTLING_DEPTH)
-        self._ports = LanePorts(
-            rows_ready=self._rows_ready,
+        self._watch = StepWatch()
+        self._work = Handover(SETTLING_DEPTH)
+        self._feeder_ports = FeederPorts(
             received=events.received,
             endings=lambda lane, endings: self._work.put(Endings(lane, endings)),
-            burials=self._bury,
-            is_revoked=is_revoked,
+            burials=lambda lane, burials: self._work.put(Burials(lane, burials)),
         )
-        self._lanes: list[Lane] = []
+        keeper_ports = replace(
+            self._feeder_ports,
+            endings=lambda lane, endings: self._work.put_at_once(Endings(lane, endings)),
+            burials=lambda lane, burials: self._work.put_at_once(Burials(lane, burials)),
+        )
+        self._feeders: list[Feeder] = []
         self._models = {name: loader.info for name, loader in loaders.items()}
-        self._device_loop = DeviceLoop(broker, self._lock, self._work, events.started, metrics.lost_leases)
-        self._settler = Settler(broker, self._work, metrics, lines, self._ended, events.buried)
-        self._keeper = Keeper(broker, lambda: list(self._lanes), self._info, metrics)
+        self._device_loop = DeviceLoop(broker, self._lock, self._work, events.started, metrics.lost_leases, self._watch)
+        self._settler = Settler(broker, self._work, metrics, lines, self._ended, events.buried, self._watch)
+        self._keeper = Keeper(broker, lambda: list(self._feeders), self._info, metrics, keeper_ports, self._watch)
         self._stopping = threading.Event()
+        self._grace = Grace(float("inf"))
         self._loader = core_thread("loader", self._load_models)
 
     def start(self) -> None:
@@ -89,23 +97,43 @@ class Drain:
 
     def stop(self, grace_s: float) -> None:
         """Stop leasing, finish the running batch, settle it, give the rest back; within `grace_s`."""
-        deadline = time.monotonic() + grace_s
+        cut, self._grace = self._grace.is_cut, Grace(grace_s)
+        if cut:
+            self._grace.cut()
         self._stopping.set()
-        for lane in self._lanes:
-            lane.stop_leasing(deadline - time.monotonic())
-        idle = self._device_loop.stop(deadline - time.monotonic())
-        settled = self._settler.stop(max(1.0, deadline - time.monotonic()))
-        if idle and settled:
-            self._release()
-        else:
-            log.error("The running batch did not end in time; its jobs come back when their lease has run out.")
+        for feeder in self._feeders:
+            feeder.stop(self._grace)
+        idle = self._device_loop.stop(self._grace)
+        settled = self._settler.stop(self._grace) if idle else False
+        self._release(finished=idle and settled)
         self._keeper.stop(5.0)
         self._events.stop(2.0)
         self._broker.close()
 
-    def _release(self) -> None:
-        for lane in self._lanes:
-            released = lane.release_unstarted()
+    def hurry(self) -> None:
+        """Called from a signal handler: whether it stops already or is about to, no time is left for it."""
+        self._grace.cut()
+
+    def snapshot(self) -> list[HeldJob]:
+        """The jobs that are held now."""
+        return [held for feeder in list(self._feeders) for held in feeder.lane.snapshot()]
+
+    def queues(self) -> list[str]:
+        """The queues that are served now."""
+        return [feeder.lane.queue for feeder in list(self._feeders)]
+
+    def _release(self, *, finished: bool) -> None:
+        """Give back what is still held. A batch that did not end in time keeps its leases until they run out, which
+        counts its attempts, unless people want the worker gone at once.
+        """
+        if not finished:
+            log.error("The running batch did not end in time.", extra={"given_back": self._grace.is_cut})
+        for lane in [feeder.lane for feeder in self._feeders]:
+            try:
+                released = lane.release_all() if finished or self._grace.is_cut else lane.release_waiting()
+            except BrokerUnavailable as error:
+                log.warning("Jobs could not be given back; their leases run out.", extra={"cause": str(error)})
+                return
             if released:
                 log.info("Gave jobs back to the queue.", extra={"queue": lane.queue, "count": released})
 
@@ -130,22 +158,12 @@ class Drain:
         gc.collect()
         gc.freeze()
 
-    def _open_lane(self, loader: ModelLoader, executor: Executor) -> None:
-        served = Served(loader.info.name, loader.info.version)
-        lane = Lane(
-            loader.queue, served, executor, loader.limits, self._prefetch_batches, self._broker, self._lock, self._ports
-        )
-        self._lanes.append(lane)
+    def _open_lane(self, loader: Loader, executor: Executor) -> None:
+        lane = Lane(loader.kind, executor, self._broker, self._lock, self._is_revoked)
+        feeder = Feeder(lane, self._prefetch_batches, self._broker, self._feeder_ports, self._watch)
+        self._feeders.append(feeder)
         self._device_loop.serve(lane)
-        lane.start()
-
-    def _bury(self, lane: Lane, burials: Sequence[Burial]) -> None:
-        if burials:
-            self._work.put(Burials(lane, burials))
-
-    def _rows_ready(self) -> None:
-        with self._lock:
-            self._lock.notify_all()
+        feeder.start()
 
     def _ended(self, endings: Sequence[Ending]) -> None:
         self._events.ended(endings)

@@ -67,6 +67,9 @@ class TaskEvents:
         self._thread.join(timeout_s)
 
     def received(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were leased; one whose worker was lost is told of as retried before that."""
+        again = [job for job in jobs if job.lease.attempt > 1]
+        self._note(lambda stamp: [_retried(job, stamp) for job in again], len(again))
         self._note(lambda stamp: [_received(job, stamp) for job in jobs], len(jobs))
 
     def started(self, jobs: Sequence[Job]) -> None:
@@ -138,6 +141,11 @@ def _received(job: Job, stamp: _Event) -> _Event:
         "eta": headers.get("eta"),
         "expires": headers.get("expires"),
     }
+
+
+def _retried(job: Job, stamp: _Event) -> _Event:
+    exception = f"worker_lost('attempt {job.lease.attempt - 1} ended with its worker')"
+    return {**stamp, "type": "task-retried", "uuid": job.id, "exception": exception, "traceback": exception}
 
 
 def _buried(burial: Burial, stamp: _Event) -> _Event:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from inference import Encoded, Inferred, RowError
+from inference import Encoded, RowError
 
 
 class Executor(Protocol):
     """Three steps, each called from a thread of its own: encode (feeder), infer (device), finish (settler).
 
-    Each answers one entry per row, in order; a row that failed is a `RowError`. None of them raises for a bad row.
+    `encode` and `finish` answer one entry per row, in order; a row that failed is a `RowError`. None of them raises for
+    a bad row. What `infer` returns is known to `finish` alone.
     """
 
     def encode(self, rows: Sequence[object]) -> list[Encoded | RowError]: ...
 
-    def infer(self, batch: Sequence[Encoded]) -> Inferred: ...
+    def infer(self, batch: Sequence[Encoded]) -> Any: ...
 
-    def finish(self, inferred: Inferred) -> list[object | RowError]: ...
+    def finish(self, inferred: Any) -> list[object | RowError]: ...

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
 
 from broker import BadMessage, FollowUp, JobStatus, Lease, Settlement
-from broker.message import TASK_NAME, Message
-from broker.results import Failure, RunFacts, encode_dropped, encode_failure, encode_success
+from broker.message import Message
+from broker.results import (
+    FAILURE,
+    REVOKED,
+    SUCCESS,
+    Failure,
+    RunFacts,
+    encode_dropped,
+    encode_failure,
+    encode_success,
+    revocation,
+)
 from inference import RowError
+from workers.outbox import Canvas
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +39,10 @@ class Job:
     many: bool
     #: When it was put on the queue, as far as known; what `max_wait_ms` and queue wait count from.
     queued: float
+    canvas: Canvas | None = None
+    #: The device has taken it, or it was dropped before: neither happens to the same job.
+    claimed: bool = False
+    dropped: bool = False
     outputs: list[object | RowError] = field(default_factory=list)
     rows_left: int = 0
     #: Longest row, tokens.
@@ -41,13 +57,10 @@ class Job:
     timings: dict[str, float | int] | None = None
 
 
-def parse(lease: Lease, message: Message, queued: float) -> Job:
-    """A job of its message. Raises `BadMessage` when it is not a call of `sheaf.infer` that we can serve."""
-    if message.task != TASK_NAME:
-        raise BadMessage(f"this queue serves the task {TASK_NAME}, not {message.task!r}", job_id=message.id)
-    unserved = [name for name in ("callbacks", "errbacks", "chain", "chord") if message.embed.get(name)]
-    if unserved:
-        raise BadMessage(f"{', '.join(unserved)} of a {TASK_NAME} call are not served", job_id=message.id)
+def parse(lease: Lease, message: Message, task: str, queued: float) -> Job:
+    """A job of its message. Raises `BadMessage` when it is not a call of `task` that can be served."""
+    if message.task != task:
+        raise BadMessage(f"this queue serves the task {task}, not {message.task!r}", job_id=message.id)
     inputs, many = _inputs(message)
     return Job(
         id=message.id,
@@ -56,6 +69,7 @@ def parse(lease: Lease, message: Message, queued: float) -> Job:
         inputs=inputs,
         many=many,
         queued=queued,
+        canvas=Canvas.of(message) if message.embed else None,
         outputs=[None] * len(inputs),
         rows_left=len(inputs),
     )
@@ -74,7 +88,7 @@ def _inputs(message: Message) -> tuple[list[object], bool]:
         raise BadMessage("`inputs` must be a list with at least one row", job_id=message.id)
     given = f"{len(args)} positional and the keywords {sorted(kwargs)}"
     raise BadMessage(
-        f"{TASK_NAME} takes one argument, `input` (positional or keyword) or `inputs` (keyword): got {given}",
+        f"{message.task} takes one argument, `input` (positional or keyword) or `inputs` (keyword): got {given}",
         job_id=message.id,
     )
 
@@ -90,6 +104,11 @@ class Ending:
     #: One line that describes the output without quoting it.
     summary: str = ""
 
+    @property
+    def dropped(self) -> bool:
+        """It was not run: somebody cancelled it, or its time was over."""
+        return self.status in (JobStatus.CANCELLED, JobStatus.EXPIRED)
+
 
 @dataclass(frozen=True, slots=True)
 class Burial:
@@ -102,10 +121,11 @@ class Burial:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which model, in which version, a queue's jobs are run by."""
+    """By which model, in which version, a queue's jobs are run; and the list that what follows them is put on."""
 
     model: str
     version: str
+    outbox: str
 
 
 def finished(job: Job, served: Served, now: float) -> Ending:
@@ -114,16 +134,21 @@ def finished(job: Job, served: Served, now: float) -> Ending:
     if not job.many and isinstance(outputs[0], RowError):
         return failed(job, served, outputs[0], now)
     output = [_row_outcome(row) for row in outputs] if job.many else outputs[0]
+    try:
+        return _succeeded(job, served, output, now)
+    except TypeError as error:
+        if not job.many:
+            return failed(job, served, _not_json(error), now)
+        return _succeeded(job, served, [_row_outcome(_writable(row)) for row in outputs], now)
+
+
+def _succeeded(job: Job, served: Served, output: object, now: float) -> Ending:
+    """Raises `TypeError` for an output that cannot be written as JSON."""
     result = None
     if not job.message.ignore_result:
-        facts = _facts(job, served, now)
-        try:
-            result = encode_success(job.id, output, facts)
-        except TypeError as error:
-            if not job.many:
-                return failed(job, served, _not_json(error), now)
-            result = encode_success(job.id, [_row_outcome(_writable(row)) for row in outputs], facts)
-    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+        facts = _facts(job, served, now, job.canvas.called if job.canvas else ())
+        result = encode_success(job.id, output, facts)
+    settlement = _settlement(job, served, result, SUCCESS, output)
     return Ending(job, JobStatus.SUCCEEDED, settlement, summary=_summary(output))
 
 
@@ -131,28 +156,47 @@ def failed(job: Job, served: Served, error: RowError, now: float) -> Ending:
     """The ending of a job that failed as a whole."""
     failure = Failure(error.type, error.message, error.module, error.traceback)
     result = None if job.message.ignore_result else encode_failure(job.id, failure, _facts(job, served, now))
-    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+    settlement = _settlement(job, served, result, FAILURE, failure.stored(), error.traceback)
     return Ending(job, JobStatus.FAILED, settlement, error=error)
 
 
 def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     """The ending of a job that was not run: cancelled or expired."""
     result = encode_dropped(job.id, status, reason, _facts(job, served, time.time()))
-    return Ending(job, status, Settlement(job.lease.tag, job.id, result, job.message.recorded))
+    settlement = _settlement(job, served, result, REVOKED, revocation(reason).stored())
+    settlement.follow_always = True
+    return Ending(job, status, settlement)
 
 
-def buried(lease: Lease, error: BadMessage, served: Served, dead_letter: FollowUp, kind: str) -> Burial:
+def _settlement(
+    job: Job, served: Served, result: bytes | None, state: str, outcome: object, traceback: str | None = None
+) -> Settlement:
+    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+    if job.canvas is not None:
+        following = job.canvas.follow_up(served.outbox, job.lease.tag, state, outcome, traceback)
+        settlement.follow_ups = (following,)
+    return settlement
+
+
+def buried(
+    lease: Lease, error: BadMessage, served: Served, dead_letter: FollowUp, kind: str, message: Message | None
+) -> Burial:
     """The end of a message that cannot be run: to the dead letters, with a stored failure where it has an id."""
     result = None
+    follow_ups = [dead_letter]
     if error.job_id is not None:
         now = time.time()
+        failure = Failure(kind, error.reason)
         facts = RunFacts(served.model, served.version, lease.step, lease.attempt, False, None, None, now, None)
-        result = encode_failure(error.job_id, Failure(kind, error.reason), facts)
-    settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=(dead_letter,))
+        result = encode_failure(error.job_id, failure, facts)
+        canvas = Canvas.of(message) if message is not None else None
+        if canvas is not None:
+            follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
+    settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups))
     return Burial(settlement, error, kind)
 
 
-def _facts(job: Job, served: Served, now: float) -> RunFacts:
+def _facts(job: Job, served: Served, now: float, children: Sequence[str] = ()) -> RunFacts:
     if job.started_at is not None:
         job.timings = {
             "queue_ms": round((job.started - job.queued) * 1e3, 3),
@@ -171,6 +215,7 @@ def _facts(job: Job, served: Served, now: float) -> RunFacts:
         started_at=job.started_at,
         finished_at=now,
         timings=job.timings,
+        children=children,
     )
 
 

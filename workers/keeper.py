@@ -1,4 +1,4 @@
-"""The thread that keeps a worker's promises to the broker: renew, reclaim, bring what is due, announce."""
+"""The thread that keeps a worker's promises: renew, reclaim, drop what is over, bring what is due, announce."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 
 from broker import Broker, BrokerUnavailable, WorkerInfo
 from telemetry.metrics import WorkerMetrics
+from workers.feeder import Feeder, FeederPorts
 from workers.lane import Lane
-from workers.threads import core_thread
+from workers.threads import core_thread, end_process
+from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
 
 #: Seconds between announcements; well below their TTL.
 ANNOUNCE_EVERY_S = 2.0
-#: Seconds between looks for expired leases.
+#: Seconds between looks for jobs that were revoked or have expired while they wait for the device.
+DROP_EVERY_S = 0.05
+#: Seconds between looks for expired leases and frozen steps.
 SWEEP_EVERY_S = 1.0
 #: Seconds between looks for delayed messages whose time has come.
 DUE_EVERY_S = 0.25
@@ -28,19 +32,25 @@ class Keeper:
     def __init__(
         self,
         broker: Broker,
-        lanes: Callable[[], Sequence[Lane]],
+        feeders: Callable[[], Sequence[Feeder]],
         info: Callable[[], WorkerInfo],
         metrics: WorkerMetrics,
+        ports: FeederPorts,
+        watch: StepWatch,
     ) -> None:
         self._broker = broker
-        self._lanes = lanes
+        self._feeders = feeders
         self._info = info
         self._metrics = metrics
+        self._ports = ports
+        self._watch = watch
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = core_thread("keeper", self._run)
         self._duties = (
             _Duty("renew", broker.lease_s / 3, self._renew),
+            _Duty("drop", DROP_EVERY_S, self._drop),
+            _Duty("look for frozen steps", SWEEP_EVERY_S, self._look_for_frozen_steps),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),
             _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
             _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
@@ -83,21 +93,48 @@ class Keeper:
                     log.warning("Leases had run out before they were renewed.", extra={"count": lost})
                     self._metrics.lost_leases(lane.served.model, lost)
 
+    def _drop(self) -> None:
+        now = time.time()
+        for feeder in self._feeders():
+            # A worker that stops gives back what waits, and its settler takes nothing more.
+            if not feeder.stopping and (endings := feeder.lane.drop_unstarted(now)):
+                self._ports.endings(feeder.lane, endings)
+
+    def _look_for_frozen_steps(self) -> None:
+        step = self._watch.frozen()
+        if step is None:
+            return
+        log.critical(
+            "A step is frozen, so the worker ends.",
+            extra={"step": step.name, "queue": step.lane.queue, "limit_s": step.lane.kind.step_timeout_s},
+        )
+        try:
+            for lane in self._lanes():
+                lane.release_waiting()
+        except BrokerUnavailable as error:
+            log.warning("What waited could not be given back; its leases run out.", extra={"cause": str(error)})
+        finally:
+            end_process()
+
     def _sweep(self) -> None:
-        for lane in self._lanes():
+        for feeder in self._feeders():
+            lane = feeder.lane
             reclaimed = self._broker.reclaim(lane.queue)
             if reclaimed.returned:
                 log.warning(
                     "Took back jobs whose worker was lost.", extra={"queue": lane.queue, "count": reclaimed.returned}
                 )
                 self._metrics.reclaimed(lane.served.model, reclaimed.returned)
-                lane.look()
-            lane.bury_exhausted(reclaimed.exhausted)
+                feeder.look()
+            self._ports.burials(lane, lane.bury_exhausted(reclaimed.exhausted))
 
     def _bring_due(self) -> None:
-        for lane in self._lanes():
-            if self._broker.due(lane.queue):
-                lane.look()
+        for feeder in self._feeders():
+            if self._broker.due(feeder.lane.queue):
+                feeder.look()
+
+    def _lanes(self) -> list[Lane]:
+        return [feeder.lane for feeder in self._feeders()]
 
     def _announce(self) -> None:
         self._broker.announce(self._info())

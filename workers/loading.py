@@ -1,28 +1,45 @@
-"""From a model's settings to what the drain needs to serve it."""
+"""From settings to what the drain needs to serve a queue."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from batching import Limits
 from broker import ModelInfo, queue_name
+from broker.message import TASK_NAME
 from configs import ModelSettings
 from inference import Model, ModelSpec
 from workers.executor import Executor
+from workers.jobs import Served
+from workers.lane import LaneKind
+
+
+class Loader(Protocol):
+    """Makes the executor of one lane when told to; knows its queue and bounds before that."""
+
+    @property
+    def kind(self) -> LaneKind: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def load(self) -> tuple[Executor, ModelInfo]:
+        """The executor, ready to run, and what to announce of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Loads one model on one device when told to; knows its queue and bounds before that."""
+    """Loads one model on one device."""
 
     spec: ModelSpec
     device: str
-    queue: str
-    limits: Limits
+    kind: LaneKind
     info: ModelInfo
 
     @classmethod
-    def of(cls, name: str, settings: ModelSettings, device: str, *, tf32: bool) -> ModelLoader:
+    def of(cls, name: str, settings: ModelSettings, device: str, *, tf32: bool, outbox: str) -> ModelLoader:
+        """`outbox` is the list that takes what follows a job's end."""
         spec = ModelSpec(
             name=name,
             version=settings.version,
@@ -38,15 +55,17 @@ class ModelLoader:
             warmup=settings.warmup,
             options=settings.options,
         )
-        return cls(
-            spec=spec,
-            device=device,
+        kind = LaneKind(
             queue=queue_name(name),
+            task=TASK_NAME,
+            served=Served(name, settings.version, outbox),
             limits=Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_wait_ms / 1e3),
-            info=ModelInfo(name, settings.version, settings.task, settings.precision, "loading"),
+            step_timeout_s=settings.step_timeout_s,
         )
+        info = ModelInfo(name, settings.version, settings.task, settings.precision, "loading")
+        return cls(spec=spec, device=device, kind=kind, info=info)
 
     def load(self) -> tuple[Executor, ModelInfo]:
-        """The loaded model, and what to announce of it. Raises `inference.ModelLoadError`."""
+        """Raises `inference.ModelLoadError`."""
         model = Model.load(self.spec, self.device)
         return model, replace(self.info, precision=str(model.precision), state="ready")

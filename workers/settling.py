@@ -8,15 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from broker import Broker, BrokerUnavailable, JobStatus, SettleAnswer, Settlement
+from broker import BadMessage, Broker, BrokerUnavailable, JobStatus, SettleAnswer, Settlement
 from inference import gpu_memory_bytes
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics, padding_ratio
 from workers.backoff import Backoff
 from workers.handover import Burials, Endings, Handover, RunBatch
-from workers.jobs import Burial, Ending, Served
+from workers.jobs import Burial, Ending, Served, finished
 from workers.lane import Lane
-from workers.threads import core_thread
+from workers.threads import Grace, core_thread
+from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Settler:
         lines: LineWriter,
         ended: Callable[[Sequence[Ending]], None],
         buried: Callable[[Sequence[Burial]], None],
+        watch: StepWatch,
     ) -> None:
         self._broker = broker
         self._work = work
@@ -39,18 +41,19 @@ class Settler:
         self._lines = lines
         self._ended = ended
         self._buried = buried
+        self._watch = watch
         self._giving_up = threading.Event()
         self._thread = core_thread("settler", self._run)
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Settle what is there, then end. False when it could not within `timeout_s`: those leases will expire."""
-        self._work.put(None)
-        self._thread.join(timeout_s)
+    def stop(self, grace: Grace) -> bool:
+        """Settle what is there, then end. False when it could not within the grace."""
+        self._work.end()
+        ended = grace.join(self._thread)
         self._giving_up.set()
-        return not self._thread.is_alive()
+        return ended
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
@@ -72,8 +75,10 @@ class Settler:
                 self._bury(item)
 
     def _settle_batch(self, batch: RunBatch) -> None:
+        lane = batch.lane
         begin = time.monotonic()
-        outputs = batch.lane.executor.finish(batch.inferred)
+        with self._watch.step("finish", lane):
+            outputs = lane.executor.finish(batch.inferred)
         postprocess_s = time.monotonic() - begin
         endings = []
         now = time.time()
@@ -85,11 +90,18 @@ class Settler:
             job.postprocess_s += postprocess_s
             job.batch_size = max(job.batch_size, len(batch.rows))
             if job.rows_left == 0:
-                endings.append(batch.lane.ending(job, now))
-        self._settle(batch.lane, endings)
+                endings.append(finished(job, lane.served, now))
+        if lane.kind.buries_failures:
+            failed = [ending for ending in endings if ending.status is JobStatus.FAILED]
+            endings = [ending for ending in endings if ending.status is not JobStatus.FAILED]
+            if failed:
+                self._bury(Burials(lane, [_burial(lane, ending) for ending in failed]))
+        self._settle(lane, endings)
         self._report(batch, postprocess_s)
 
     def _bury(self, item: Burials) -> None:
+        if not item.burials:
+            return
         answers = self._store(item.lane, [burial.settlement for burial in item.burials])
         buried = [
             burial for burial, answer in zip(item.burials, answers, strict=True) if answer is not SettleAnswer.LOST
@@ -117,7 +129,7 @@ class Settler:
         if not endings:
             return
         answers = self._store(lane, [ending.settlement for ending in endings])
-        settled = [ending for ending, answer in zip(endings, answers, strict=True) if answer is SettleAnswer.SETTLED]
+        settled = [ending for ending, answer in zip(endings, answers, strict=True) if _ended_here(ending, answer)]
         lost = sum(answer is SettleAnswer.LOST for answer in answers)
         if lost:
             log.warning("Leases were lost; these results were not stored.", extra={"count": lost, "queue": lane.queue})
@@ -179,6 +191,18 @@ class Settler:
         )
 
 
+def _ended_here(ending: Ending, answer: SettleAnswer) -> bool:
+    """Whether it is for this worker to tell of this ending. Of a cancelled job the result may be there already."""
+    return answer is SettleAnswer.SETTLED or (answer is SettleAnswer.ENDED_BEFORE and ending.dropped)
+
+
+def _burial(lane: Lane, ending: Ending) -> Burial:
+    """A failure that nobody waits for, with the dead letters."""
+    assert ending.error is not None
+    job = ending.job
+    return lane.bury(job.lease, BadMessage(ending.error.message, job_id=job.id), ending.error.type)
+
+
 def _rescued(item: RunBatch | Endings | Burials) -> Burials:
     """The jobs of something that could not be settled, as burials."""
     match item:
@@ -188,7 +212,7 @@ def _rescued(item: RunBatch | Endings | Burials) -> Burials:
             jobs = [ending.job for ending in item.endings]
         case Burials():
             return item
-    return Burials(item.lane, item.lane.burials_of(jobs, "the worker failed to settle this job; its log says why"))
+    return Burials(item.lane, item.lane.bury_jobs(jobs, "the worker failed to settle this job; its log says why"))
 
 
 def _job_line(served: Served, ending: Ending) -> dict[str, object]:

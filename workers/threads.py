@@ -1,16 +1,19 @@
-"""Threads that a worker cannot live without."""
+"""Threads that a worker cannot live without, and how long their ends are waited for."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
 #: Exit status of a worker that lost one of its threads; BSD's EX_SOFTWARE.
 EXIT_STATUS = 70
+#: Seconds between looks at whether a wait was cut short.
+_LOOK_EVERY_S = 0.05
 
 
 def core_thread(name: str, run: Callable[[], None]) -> threading.Thread:
@@ -23,7 +26,33 @@ def core_thread(name: str, run: Callable[[], None]) -> threading.Thread:
             run()
         except BaseException:
             log.critical("A thread died, so the worker ends.", exc_info=True, extra={"dead_thread": name})
-            logging.shutdown()
-            os._exit(EXIT_STATUS)
+            end_process()
 
     return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+def end_process() -> None:
+    """End at once, whatever other threads do."""
+    logging.shutdown()
+    os._exit(EXIT_STATUS)
+
+
+class Grace:
+    """The time that is left for stopping in order; may be cut short from a signal handler."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
+        self.is_cut = False
+
+    def cut(self) -> None:
+        """There is no time left."""
+        self.is_cut = True
+
+    def left_s(self) -> float:
+        return 0.0 if self.is_cut else max(0.0, self._ends_at - time.monotonic())
+
+    def join(self, thread: threading.Thread) -> bool:
+        """Wait for the thread to end; False when it had not within the grace."""
+        while thread.is_alive() and (left := self.left_s()) > 0:
+            thread.join(min(_LOOK_EVERY_S, left))
+        return not thread.is_alive()

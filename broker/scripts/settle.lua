@@ -4,7 +4,8 @@
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- ARGV 1      result TTL, seconds
 -- ARGV 2      channel that names the jobs that have ended, by their result keys
--- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups,
+-- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '',
+--             1 = what follows is queued even when it had a result already, count of follow-ups,
 --             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
 -- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
 
@@ -13,7 +14,7 @@ local answers, ended = {}, {}
 local i = 3
 while i <= #ARGV do
   local result_key, result, record = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local last = i + 4 + 2 * tonumber(ARGV[i + 4])
+  local last = i + 5 + 2 * tonumber(ARGV[i + 5])
   local answer = redis.call('HDEL', KEYS[1], ARGV[i])
   if answer == 1 then
     if result ~= '' then
@@ -24,9 +25,9 @@ while i <= #ARGV do
         answer = 2
       end
     end
-    if answer == 1 then
-      if record ~= '' then redis.call('EXPIRE', record, ttl) end
-      for f = i + 5, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
+    if answer == 1 and record ~= '' then redis.call('EXPIRE', record, ttl) end
+    if answer == 1 or ARGV[i + 4] == '1' then
+      for f = i + 6, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
     end
   end
   answers[#answers + 1] = answer

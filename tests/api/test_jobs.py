@@ -165,6 +165,7 @@ def test_a_job_whose_time_ran_out_before_it_began_expires(client: httpx.Client) 
 
 def test_a_job_that_waits_can_be_cancelled_and_its_waiters_are_told_at_once(client: httpx.Client) -> None:
     running = submit(client, {"model": "slow", "input": 1.5}).json()
+    wait_until(lambda: client.get(running["urls"]["self"]).json()["status"] == "running", description="it runs")
     waiting = submit(client, {"model": "slow", "input": 0}).json()
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(client.get, waiting["urls"]["self"], params={"wait": 5})

@@ -60,7 +60,7 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         running = RunningWorker(url, port, service)
         if ready:
             wait_until(
-                lambda: _all_ready(running), description=f"the worker is ready: {service.log_path}", timeout_s=60
+                lambda: announced(url, service), description=f"the worker is ready: {service.log_path}", timeout_s=60
             )
         return running
 
@@ -96,11 +96,10 @@ def wait_until_controllable(client: Celery) -> None:
     wait_until(client.control.inspect(timeout=0.5).ping, description="the worker takes control commands")
 
 
-def _all_ready(running: RunningWorker) -> bool:
-    assert running.service.process.poll() is None, running.service.log()
-    with redis.Redis.from_url(running.url) as client:
-        announced = [client.get(key) for key in client.keys("sheaf:worker:*")]
-    texts = [text.decode() for text in announced if text is not None]
-    return any(
-        f'"pid":{running.service.pid},' in text and '"loading"' not in text and '"state"' in text for text in texts
-    )
+def announced(url: str, service: Service) -> bool:
+    """True when this process has announced itself, and loads nothing any more."""
+    assert service.process.poll() is None, service.log()
+    with redis.Redis.from_url(url) as client:
+        found = [client.get(key) for key in client.keys("sheaf:worker:*")]
+    texts = [text.decode() for text in found if text is not None]
+    return any(f'"pid":{service.pid},' in text and '"loading"' not in text and '"state"' in text for text in texts)

@@ -1,0 +1,106 @@
+"""Celery's control commands as the drain answers them: `inspect active`, `reserved`, `scheduled` and `query_task`.
+
+Celery's own look at requests that its consumer holds; ours are in the drain. They replace the commands of the same name
+in this process' panel and answer in the same form.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.worker.control import Panel
+
+from broker import BadMessage, Broker, BrokerUnavailable, Delayed
+from broker.message import decode
+from workers.drain import Drain
+from workers.lane import HeldJob
+
+log = logging.getLogger(__name__)
+
+#: Most delayed jobs of a queue in one answer, the soonest first; there may be a hundred thousand.
+MAX_SCHEDULED = 100
+
+
+def register(drain: Drain, broker: Broker, nodename: str, pid: int) -> None:
+    """Answer for `drain` from now on."""
+
+    def active(_state: object, **_: object) -> list[dict[str, Any]]:
+        return [info(held) for held in drain.snapshot() if held.job.claimed]
+
+    def reserved(_state: object, **_: object) -> list[dict[str, Any]]:
+        return [info(held) for held in drain.snapshot() if not held.job.claimed]
+
+    def scheduled(_state: object, **_: object) -> list[dict[str, Any]]:
+        try:
+            return [
+                _scheduled(queue, delayed, nodename)
+                for queue in drain.queues()
+                for delayed in broker.delayed(queue, MAX_SCHEDULED)
+            ]
+        except BrokerUnavailable as error:
+            log.warning("What is scheduled cannot be told.", extra={"cause": str(error)})
+            return []
+
+    def query_task(_state: object, ids: str | Sequence[str], **_: object) -> dict[str, tuple[str, dict[str, Any]]]:
+        wanted = {ids} if isinstance(ids, str) else set(ids)
+        return {
+            held.job.id: ("active" if held.job.claimed else "reserved", info(held))
+            for held in drain.snapshot()
+            if held.job.id in wanted
+        }
+
+    def info(held: HeldJob) -> dict[str, Any]:
+        job = held.job
+        headers = job.message.headers
+        return {
+            "id": job.id,
+            "name": job.message.task,
+            # As the producer wrote them down for monitors: the inputs themselves are large, and nobody else's.
+            "args": headers.get("argsrepr", "()"),
+            "kwargs": headers.get("kwargsrepr", "{}"),
+            "type": job.message.task,
+            "hostname": nodename,
+            "time_start": job.started_at,
+            "acknowledged": False,
+            "delivery_info": {"exchange": "", "routing_key": held.queue, "priority": job.lease.step},
+            "worker_pid": pid,
+        }
+
+    _replace("active", active)
+    _replace("reserved", reserved)
+    _replace("scheduled", scheduled)
+    _replace("query_task", query_task)
+
+
+def _scheduled(queue: str, delayed: Delayed, nodename: str) -> dict[str, Any]:
+    try:
+        message = decode(delayed.message)
+        task_id, name, headers = message.id, message.task, message.headers
+    except BadMessage as unreadable:
+        task_id, name, headers = unreadable.job_id or "", "", {}
+    return {
+        "eta": datetime.fromtimestamp(delayed.due_at, UTC).isoformat(),
+        "priority": delayed.step,
+        "request": {
+            "id": task_id,
+            "name": name,
+            "args": headers.get("argsrepr", "()"),
+            "kwargs": headers.get("kwargsrepr", "{}"),
+            "type": name,
+            "hostname": nodename,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {"exchange": "", "routing_key": queue, "priority": delayed.step},
+            "worker_pid": None,
+        },
+    }
+
+
+def _replace(name: str, command: Callable[..., object]) -> None:
+    panel: Mapping[str, Callable[..., object]] = Panel.data
+    assert name in panel, f"Celery has no control command {name} any more"
+    command.__name__ = name
+    Panel.data[name] = command

@@ -1,0 +1,246 @@
+"""The threads that bring a lane its jobs: one leases, reads and encodes; four wait for the queue's lists.
+
+A feeder keeps at most `prefetch_batches` batches of rows ahead of the device, so a slow device hoards no work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from batching import Row, RowTooLong
+from broker import BadMessage, Broker, BrokerUnavailable, Lease
+from broker.keys import PRIORITY_STEPS
+from broker.message import decode
+from inference import Encoded, RowError
+from workers.backoff import Backoff
+from workers.jobs import Burial, Ending, Job, finished, parse
+from workers.lane import Lane, RowRef
+from workers.threads import Grace, core_thread
+from workers.watch import StepWatch
+
+log = logging.getLogger(__name__)
+
+#: Longest the feeder sleeps on an empty queue, seconds. Messages given back by other workers wake nobody, so it looks.
+IDLE_LOOK_S = 1.0
+#: How long a waiter blocks on its list; longer than the feeder sleeps, so that no moment is left unwatched.
+WAIT_S = 1.5 * IDLE_LOOK_S
+
+
+@dataclass(frozen=True, slots=True)
+class FeederPorts:
+    """Where a feeder hands on what it has made of messages; each may be called from its thread."""
+
+    received: Callable[[Sequence[Job]], None]
+    endings: Callable[[Lane, Sequence[Ending]], None]
+    burials: Callable[[Lane, Sequence[Burial]], None]
+
+
+class Feeder:
+    """Serves one lane."""
+
+    def __init__(self, lane: Lane, prefetch_batches: int, broker: Broker, ports: FeederPorts, watch: StepWatch) -> None:
+        self.lane = lane
+        self._limits = lane.kind.limits
+        self._depth_rows = prefetch_batches * self._limits.max_batch_size
+        self._broker = broker
+        self._ports = ports
+        self._watch = watch
+        self._stopping = threading.Event()
+        self._work = threading.Event()
+        self._in_hand: Sequence[Lease] = ()
+        self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
+        self._thread = core_thread(f"feeder {lane.queue}", self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+        for waiter in self._waiters:
+            waiter.thread.start()
+
+    def stop(self, grace: Grace) -> None:
+        """Take no more; returns when the feeder has handed on what it had in its hands."""
+        self._stopping.set()
+        self._work.set()
+        self.lane.room.set()
+        self.lane.fewer.set()
+        grace.join(self._thread)
+
+    def look(self) -> None:
+        """Something was given back to the queue, which wakes no waiter."""
+        self._work.set()
+
+    def wait_for_list(self, step: int) -> None:
+        """Runs in a waiter's thread: wake the feeder when this list holds something."""
+        if self._broker.wait(self.lane.queue, step, WAIT_S):
+            self._work.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        answer_lost = False
+        while not self.stopping:
+            try:
+                if answer_lost:
+                    if count := self.lane.release_unknown():
+                        log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
+                    answer_lost = False
+                self._feed_once()
+                backoff.reset()
+            except BrokerUnavailable as error:
+                answer_lost = True
+                # What could not be put aside is given back with what an answer that was lost may have brought.
+                self.lane.forget([lease.tag for lease in self._unread()])
+                log.warning("The broker is away; leasing goes on when it is back.", extra={"cause": str(error)})
+                backoff.wait(self._stopping)
+            except Exception:
+                log.exception("The feeder failed; it goes on.", extra={"queue": self.lane.queue})
+                self._ports.burials(self.lane, self.lane.bury_unread(self._unread()))
+                backoff.wait(self._stopping)
+
+    def _feed_once(self) -> None:
+        room = self._room()
+        # Small change is not worth a round trip: lease by whole batches while the device has work.
+        if room < self._limits.max_batch_size:
+            self.lane.room.clear()
+            if self._room() < self._limits.max_batch_size:
+                self.lane.room.wait(IDLE_LOOK_S)
+            return
+        self._work.clear()
+        leased = self._broker.lease(self.lane.queue, room)
+        if leased.leases and leased.leases[0].attempt > 1:
+            self._take_alone(leased.leases[0])
+        elif leased.leases:
+            self._take_in(leased.leases)
+        if not leased.waiting:
+            for waiter in self._waiters:
+                waiter.arm()
+            self._work.wait(IDLE_LOOK_S)
+
+    def _room(self) -> int:
+        return self._depth_rows - len(self.lane.batcher)
+
+    def _take_alone(self, lease: Lease) -> None:
+        """Serve a message whose worker was lost with nothing else in hand: if it was the cause, it falls alone."""
+        held = self.lane.held
+        self.lane.hold([lease])
+        self._wait_until(lambda: held.keys() <= {lease.tag})
+        if not self.stopping:
+            self._take_in([lease])
+            self._wait_until(lambda: lease.tag not in held)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait for leases to end, or for the feeder to stop."""
+        fewer = self.lane.fewer
+        while not self.stopping:
+            fewer.clear()
+            if done():
+                return
+            fewer.wait(IDLE_LOOK_S)
+
+    def _unread(self) -> list[Lease]:
+        """What was in hand when reading it failed."""
+        held = self.lane.held
+        return [lease for lease in self._in_hand if held.get(lease.tag, self) is None]
+
+    def _take_in(self, leases: Sequence[Lease]) -> None:
+        self._in_hand = leases
+        self.lane.hold(leases)
+        self._read_in(leases)
+        self._in_hand = ()
+
+    def _read_in(self, leases: Sequence[Lease]) -> None:
+        now, now_wall = time.monotonic(), time.time()
+        jobs: list[Job] = []
+        endings: list[Ending] = []
+        burials: list[Burial] = []
+        delayed: list[tuple[bytes, float]] = []
+        for lease in leases:
+            job = self._read(lease, now, now_wall)
+            if isinstance(job, Burial):
+                burials.append(job)
+            elif job.message.eta is not None and job.message.eta > now_wall:
+                delayed.append((lease.tag, job.message.eta))
+            elif (ending := self.lane.not_to_run(job, now_wall)) is not None:
+                endings.append(ending)
+            else:
+                jobs.append(job)
+        if delayed:
+            self._broker.schedule(self.lane.queue, delayed)
+            self.lane.forget([tag for tag, _ in delayed])
+        if burials:
+            self._ports.burials(self.lane, burials)
+        if jobs:
+            self._ports.received(jobs)
+            endings += self._encode(jobs)
+        if endings:
+            self._ports.endings(self.lane, endings)
+
+    def _read(self, lease: Lease, now: float, now_wall: float) -> Job | Burial:
+        message = None
+        try:
+            message = decode(lease.message)
+            age = max(0.0, now_wall - message.enqueued_at) if message.enqueued_at is not None else 0.0
+            return parse(lease, message, self.lane.kind.task, now - age)
+        except BadMessage as error:
+            return self.lane.bury(lease, error, "BadMessage", message)
+
+    def _encode(self, jobs: Sequence[Job]) -> list[Ending]:
+        """Encode all rows of these jobs and queue them for the device; returns the jobs that ended already."""
+        begin = time.monotonic()
+        with self._watch.step("encode", self.lane):
+            encoded = iter(self.lane.executor.encode([row for job in jobs for row in job.inputs]))
+        now = time.monotonic()
+        rows: list[Row[RowRef]] = []
+        ended: list[Ending] = []
+        longest = self._limits.max_batch_tokens
+        for job in jobs:
+            job.encode_s = now - begin
+            for index in range(len(job.inputs)):
+                row = next(encoded)
+                if isinstance(row, Encoded) and row.tokens > longest:
+                    row = RowError("RowTooLong", str(RowTooLong(row.tokens, longest)))
+                if isinstance(row, RowError):
+                    job.outputs[index] = row
+                    job.rows_left -= 1
+                else:
+                    job.tokens = max(job.tokens, row.tokens)
+                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued))
+            # The inputs are not needed any more, and may be large.
+            job.inputs = []
+            if job.rows_left == 0:
+                job.claimed = True
+                ended.append(finished(job, self.lane.served, time.time()))
+        self.lane.add(jobs, rows, now)
+        return ended
+
+
+class _Waiter:
+    """A thread that waits, when armed, for one of the queue's priority lists to hold a message."""
+
+    def __init__(self, feeder: Feeder, step: int) -> None:
+        self._feeder = feeder
+        self._step = step
+        self._armed = threading.Event()
+        self.thread = core_thread(f"waiter {feeder.lane.queue} {step}", self._run)
+
+    def arm(self) -> None:
+        self._armed.set()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._feeder.stopping:
+            if not self._armed.wait(IDLE_LOOK_S):
+                continue
+            self._armed.clear()
+            try:
+                self._feeder.wait_for_list(self._step)
+                backoff.reset()
+            except BrokerUnavailable:
+                # The feeder reports it; it also looks by itself while no waiter can.
+                backoff.wait(threading.Event())

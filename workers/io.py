@@ -1,0 +1,60 @@
+"""The io worker: serves what follows results, on no device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from celery import Celery
+
+from batching import Limits
+from broker import ModelInfo
+from broker.keys import Keys
+from broker.message import CALLBACKS
+from configs import Settings
+from workers import process
+from workers.app import make_app
+from workers.callbacks import CallbackCaller
+from workers.executor import Executor
+from workers.jobs import Served
+from workers.lane import LaneKind
+
+#: Ended jobs that are taken together. Each is a call or two: enough to hide the round trips of leasing and settling.
+_TOGETHER = 32
+
+
+def main(settings: Settings) -> int:
+    """Serve callbacks until told to stop."""
+    process.prepare(settings, "io")
+    app = make_app(settings)
+    # Where calls go that name no queue, as in the shop's own Celery settings.
+    app.conf.task_default_queue = settings.io.default_queue
+    app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
+    outbox = Keys(settings.broker.key_prefix).queue(CALLBACKS).waiting[0]
+    loaders = {CALLBACKS: CallbackLoader.of(app, outbox)}
+    return process.run(settings, app, loaders, name="sheaf-io", device="none", metrics_port=settings.io.metrics_port)
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackLoader:
+    """The lane of what follows results."""
+
+    app: Celery
+    kind: LaneKind
+    info: ModelInfo
+
+    @classmethod
+    def of(cls, app: Celery, outbox: str) -> CallbackLoader:
+        kind = LaneKind(
+            queue=CALLBACKS,
+            task=CALLBACKS,
+            served=Served(CALLBACKS, "1", outbox),
+            limits=Limits(max_batch_size=_TOGETHER, max_batch_tokens=_TOGETHER, max_wait_s=0.0),
+            # It waits for the broker for as long as that is away; each call is bounded by its socket's timeout.
+            step_timeout_s=math.inf,
+            buries_failures=True,
+        )
+        return cls(app, kind, ModelInfo(CALLBACKS, "1", None, "none", "loading"))
+
+    def load(self) -> tuple[Executor, ModelInfo]:
+        return CallbackCaller(self.app), replace(self.info, state="ready")
