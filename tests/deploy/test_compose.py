@@ -21,7 +21,7 @@ from tests.services import REPOSITORY
 COMPOSE: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
 DOCKERFILE = (REPOSITORY / "deploy/Dockerfile").read_text()
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-OURS = ["api", "worker", "flower"]
+OURS = ["api", "worker", "io", "flower"]
 
 
 def environment(service: str) -> dict[str, str]:
@@ -35,7 +35,7 @@ def settings(service: str) -> Settings:
 
 
 def test_the_services_are_those_that_were_asked_for() -> None:
-    assert set(COMPOSE["services"]) == {"redis", "api", "worker", "flower"}
+    assert set(COMPOSE["services"]) == {"redis", "api", "worker", "io", "flower"}
 
 
 @pytest.mark.parametrize("service", OURS)
@@ -58,6 +58,7 @@ def test_published_ports_are_the_ones_that_the_services_listen_on() -> None:
     assert published["api"] == [str(settings("api").api.port)]
     assert published["flower"] == [str(settings("flower").flower.port)]
     assert COMPOSE["services"]["worker"]["expose"] == [str(settings("worker").workers.metrics_port)]
+    assert COMPOSE["services"]["io"]["expose"] == [str(settings("io").io.metrics_port)]
     assert {settings("api").api.host, settings("flower").flower.host, settings("worker").workers.metrics_host} == {
         "0.0.0.0"
     }
@@ -72,6 +73,7 @@ def test_health_checks_ask_pages_that_exist(service: str) -> None:
     assert (int(found[0]), found[1]) == {
         "api": (own.api.port, "/livez"),
         "worker": (own.workers.metrics_port, "/metrics"),
+        "io": (own.io.metrics_port, "/metrics"),
         "flower": (own.flower.port, "/healthcheck"),
     }[service]
 

@@ -67,6 +67,7 @@ def own_ports() -> dict[str, dict[str, object]]:
         "api": {"port": free_port()},
         "flower": {"port": free_port()},
         "workers": {"metrics_port": free_port(), "devices": "cpu"},
+        "io": {"metrics_port": free_port()},
     }
 
 
@@ -87,13 +88,14 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         yield RunningUp(service, config)
 
 
-def test_the_four_addresses_are_printed_and_answer(up: RunningUp) -> None:
+def test_the_addresses_are_printed_and_answer(up: RunningUp) -> None:
     printed = up.service.log()
     pages = [
         f"{up.api}/docs",
         up.flower,
         f"{up.api}/metrics",
         f"http://127.0.0.1:{up.config['workers']['metrics_port']}/metrics",
+        f"http://127.0.0.1:{up.config['io']['metrics_port']}/metrics",
     ]
     for page in pages:
         assert page in printed
@@ -200,7 +202,9 @@ def test_a_worker_that_dies_is_started_again(up: RunningUp) -> None:
     assert "A process ended by itself" in up.service.log()
 
 
-@pytest.mark.parametrize("key", ["api.port", "flower.port", "broker.embedded_port", "workers.metrics_port"])
+@pytest.mark.parametrize(
+    "key", ["api.port", "flower.port", "broker.embedded_port", "workers.metrics_port", "io.metrics_port"]
+)
 def test_a_port_that_is_taken_is_told_in_one_line_and_nothing_is_started(tmp_path: Path, key: str) -> None:
     config = own_ports()
     section, _, name = key.partition(".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -52,6 +53,27 @@ class Killer(Sleeper):
         if -9.0 in [float(str(row.data)) for row in batch]:
             os.kill(os.getpid(), signal.SIGKILL)
         return seconds
+
+
+class Freezer(Sleeper):
+    """Never comes back from the step that a row names."""
+
+    def preprocess(self, rows: Sequence[object]) -> list[Encoded]:
+        if "preprocess" in rows:
+            threading.Event().wait()
+        return [Encoded(row) for row in rows]
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        rows = [row.data for row in batch]
+        if "infer" in rows:
+            threading.Event().wait()
+        return rows
+
+    def postprocess(self, raw: object) -> list[object]:
+        assert isinstance(raw, list)
+        if "postprocess" in raw:
+            threading.Event().wait()
+        return raw
 
 
 class Wild(Sleeper):
