@@ -14,6 +14,7 @@ from api import problems, state
 from api.problems import PROBLEM, Problem
 from api.schemas import Readiness
 from broker import BrokerError, queue_name
+from broker.message import CALLBACKS
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +59,14 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Of this process; queue depths are asked of the broker for each scrape."""
     shared = state.of(request)
+    queues = [*(queue_name(name) for name in shared.settings.models), CALLBACKS]
     try:
-        for depth in await shared.broker.queue_depths([queue_name(name) for name in shared.settings.models]):
+        for depth in await shared.broker.queue_depths(queues):
             shared.metrics.set_queue_depth(depth.queue, depth.priority, depth.depth)
+        for queue, count in (await shared.broker.dead_letters(queues)).items():
+            shared.metrics.set_dead_letters(queue, count)
     except BrokerError as error:
-        # Old depths would look like truth; the other metrics are still worth having.
-        shared.metrics.forget_queue_depths()
+        shared.metrics.forget_queues()
         log.warning("Queue depths are not known.", extra={"cause": str(error)})
     shared.envelope.flush()
     shared.metrics.set_waiters(shared.broker.waiters)

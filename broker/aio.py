@@ -184,15 +184,24 @@ class AsyncBroker:
     async def queue_depths(self, queues: Sequence[str]) -> list[QueueDepth]:
         """Messages not yet leased, per queue and priority step; given-back ones count with their priority."""
         keys = [self.keys.queue(queue) for queue in queues]
+        lists = [
+            (queue.waiting[place], queue.returned[place]) for queue in keys for place in range(len(PRIORITY_STEPS))
+        ]
+        lengths = iter(await self._lengths([key for pair in lists for key in pair]))
+        return [QueueDepth(queue, step, next(lengths) + next(lengths)) for queue in queues for step in PRIORITY_STEPS]
+
+    async def dead_letters(self, queues: Sequence[str]) -> dict[str, int]:
+        """How many dead letters each queue has."""
+        lengths = await self._lengths([self.keys.queue(queue).dead for queue in queues])
+        return dict(zip(queues, lengths, strict=True))
+
+    async def _lengths(self, keys: Sequence[str]) -> list[int]:
         with translated():
             async with self._client.pipeline(transaction=False) as pipe:
-                for queue in keys:
-                    for waiting, returned in zip(queue.waiting, queue.returned, strict=True):
-                        pipe.llen(waiting)
-                        pipe.llen(returned)
+                for key in keys:
+                    pipe.llen(key)
                 lengths: list[int] = await pipe.execute()
-        pairs = iter(zip(lengths[::2], lengths[1::2], strict=True))
-        return [QueueDepth(queue, step, sum(next(pairs))) for queue in queues for step in PRIORITY_STEPS]
+        return lengths
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that live now, as they announced themselves."""

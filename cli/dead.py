@@ -11,14 +11,15 @@ import typer
 
 from broker import queue_name
 from broker.dead import DeadLetter, DeadLetters
+from broker.message import CALLBACKS
 from cli.loading import loaded_settings
 from cli.problems import CommandError
 from configs import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Messages that could not be run.")
 
-Model = Annotated[str | None, typer.Argument(help="Only this model's; all models' without.")]
-OneModel = Annotated[str, typer.Argument(help="The model whose letters these are.")]
+Model = Annotated[str | None, typer.Argument(help="Only this model's; everybody's without.")]
+OneModel = Annotated[str, typer.Argument(help="The model whose letters these are; sheaf.callbacks for callbacks.")]
 Number = Annotated[str, typer.Argument(help="A number or job id, as `sheaf dead list` shows it.")]
 Numbers = Annotated[list[str] | None, typer.Argument(help="Numbers or job ids, as `sheaf dead list` shows them.")]
 All = Annotated[bool, typer.Option("--all", help="All letters of this model.")]
@@ -43,9 +44,9 @@ def list_letters(
     """List dead letters, the newest first."""
     settings = loaded_settings().settings
     with _open(settings) as dead:
-        names = list(settings.models) if model is None else [model]
-        letters = [letter for name in names for letter in dead.newest(queue_name(name), limit)]
-        counts = {name: dead.count(queue_name(name)) for name in names}
+        names = [*settings.models, CALLBACKS] if model is None else [model]
+        letters = [letter for name in names for letter in dead.newest(_queue(name), limit)]
+        counts = {name: dead.count(_queue(name)) for name in names}
     if as_json:
         typer.echo(json.dumps([_view(letter) for letter in letters], indent=2))
         return
@@ -75,7 +76,7 @@ def retry(model: OneModel, numbers: Numbers = None, everything: All = False) -> 
     with _open(loaded_settings().settings) as dead:
         # The oldest first, so that they wait in the order in which they came.
         revived = sum(dead.revive(letter) for letter in reversed(_chosen(dead, model, numbers, everything)))
-    typer.echo(f"{revived} put back on {queue_name(model)}")
+    typer.echo(f"{revived} put back on {_queue(model)}")
 
 
 @app.command()
@@ -84,6 +85,10 @@ def purge(model: OneModel, numbers: Numbers = None, everything: All = False) -> 
     with _open(loaded_settings().settings) as dead:
         purged = dead.purge(_chosen(dead, model, numbers, everything))
     typer.echo(f"{purged} thrown away")
+
+
+def _queue(model: str) -> str:
+    return CALLBACKS if model == CALLBACKS else queue_name(model)
 
 
 def _open(settings: Settings) -> DeadLetters:
@@ -95,12 +100,12 @@ def _chosen(dead: DeadLetters, model: str, numbers: Sequence[str] | None, everyt
     """The letters that are meant, the newest first."""
     if everything == bool(numbers):
         raise CommandError("name letters by number or job id, or give --all")
-    letters = dead.newest(queue_name(model))
+    letters = dead.newest(_queue(model))
     if numbers is None or everything:
         return letters
     for number in numbers:
         if not any(number in (letter.number, letter.job_id) for letter in letters):
-            raise CommandError(f"{queue_name(model)} has no dead letter {number}: see `sheaf dead list {model}`")
+            raise CommandError(f"{_queue(model)} has no dead letter {number}: see `sheaf dead list {model}`")
     return [letter for letter in letters if letter.number in numbers or letter.job_id in numbers]
 
 

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import pwd
+import signal
 import sys
 import tempfile
 import threading
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds beyond its own grace that a process gets to stop before it is killed.
 STOP_MARGIN_S = 15
+#: How the names of those processes begin that hold jobs.
+WORKER_NAMES = ("worker", "io")
 #: Start attempts in a row, each a second later than the one before it; more than any outage needs.
 START_RETRIES = 10_000
 
@@ -134,6 +137,20 @@ class _Supervisor(Supervisor):  # type: ignore[misc]  # supervisor carries no ty
         events.subscribe(events.ProcessStateBackoffEvent, _log_exit)
         events.subscribe(events.SupervisorStoppingEvent, lambda _: log.info("Stopping."))
         super().runforever()
+
+    def handle_signal(self) -> None:
+        """A second signal to stop, or SIGQUIT: workers give everything back at once."""
+        number = self.options.get_signal()
+        if number is None:
+            return
+        if number == signal.SIGQUIT or (number in (signal.SIGTERM, signal.SIGINT) and self.stopping):
+            log.warning("Stopping at once.")
+            for group in self.process_groups.values():
+                for process in group.processes.values():
+                    if process.config.name.startswith(WORKER_NAMES):
+                        process.signal(signal.SIGQUIT)
+        self.options.signal_receiver.receive(number, None)
+        super().handle_signal()
 
 
 def _log_exit(event: events.ProcessStateEvent) -> None:

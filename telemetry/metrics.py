@@ -137,8 +137,8 @@ class WorkerMetrics:
             "sheaf_batches", "Batches that ran, by what closed them.", (*_BY_MODEL, "closed_by"), registry=registry
         )
         self._leases = Gauge("sheaf_leases", "Jobs that this worker holds.", ("model",), registry=registry)
-        self._dead_letters = Gauge(
-            "sheaf_dead_letters", "Messages that this worker put with the dead letters.", ("model",), registry=registry
+        self._buried = Counter(
+            "sheaf_buried", "Messages that this worker put with the dead letters.", ("model",), registry=registry
         )
         self._lost_leases = Counter(
             "sheaf_lost_leases", "Jobs whose lease ran out while this worker had them.", ("model",), registry=registry
@@ -190,8 +190,8 @@ class WorkerMetrics:
         self._padding.add(labels, (padding_ratio(tokens, padded_tokens),))
         self._batches.labels(*labels, closed_by).inc()
 
-    def dead_letter(self, model: str, count: int) -> None:
-        self._dead_letters.labels(model).inc(count)
+    def buried(self, model: str, count: int) -> None:
+        self._buried.labels(model).inc(count)
 
     def lost_leases(self, model: str, count: int) -> None:
         self._lost_leases.labels(model).inc(count)
@@ -230,6 +230,12 @@ class ApiMetrics:
             ("queue", "priority"),
             registry=registry,
         )
+        self._dead_letters = Gauge(
+            "sheaf_dead_letters",
+            "Dead letters at the time of the scrape.",
+            ("queue",),
+            registry=registry,
+        )
         self._waiters = Gauge("sheaf_waiters", "Requests that wait for a result now.", registry=registry)
 
     def requests_done(self, method: str, route: str, status: int, seconds: Sequence[float]) -> None:
@@ -239,8 +245,13 @@ class ApiMetrics:
     def set_queue_depth(self, queue: str, priority: int, depth: int) -> None:
         self._depth.labels(queue, str(priority)).set(depth)
 
-    def forget_queue_depths(self) -> None:
+    def set_dead_letters(self, queue: str, count: int) -> None:
+        self._dead_letters.labels(queue).set(count)
+
+    def forget_queues(self) -> None:
+        """They cannot be asked for now, and old numbers would look like truth."""
         self._depth.clear()
+        self._dead_letters.clear()
 
     def set_waiters(self, count: int) -> None:
         self._waiters.set(count)

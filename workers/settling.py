@@ -107,7 +107,7 @@ class Settler:
             burial for burial, answer in zip(item.burials, answers, strict=True) if answer is not SettleAnswer.LOST
         ]
         served = item.lane.served
-        self._metrics.dead_letter(served.model, len(buried))
+        self._metrics.buried(served.model, len(buried))
         self._metrics.jobs_ended(
             served.model, served.version, statuses={JobStatus.FAILED: len(buried)}, latencies_s=(), queue_waits_s=()
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from tests.conftest import free_port, wait_until
 from tests.services import Service, metric
@@ -52,6 +54,27 @@ def test_the_workers_alone_can_be_stopped_cleanly(tmp_path: Path, valkey_url: st
         children = psutil.Process(service.pid).children(recursive=True)
         assert service.stop() == 0
         assert not [child for child in children if child.is_running()]
+
+
+def test_a_second_ctrl_c_gives_everything_back_at_once(tmp_path: Path, valkey_url: str, metrics_port: int) -> None:
+    config = {
+        "broker": {"url": valkey_url},
+        "workers": {"metrics_port": metrics_port},
+        "models": {"minilm": None, "echo": None, "slow": {"handler": "tests.workers.handlers:Sleeper"}},
+    }
+    with (
+        Service("worker", "--devices", "cpu", config=config, folder=tmp_path) as service,
+        celery_app(valkey_url) as app,
+        redis.Redis.from_url(valkey_url) as client,
+    ):
+        wait_until(lambda: ready(metrics_port, "cpu"), description=f"ready: {service.log_path}", timeout_s=60)
+        app.send_task("sheaf.infer", args=[60], queue="infer.slow")
+        wait_until(lambda: client.exists("sheaf:holders:infer.slow"), description="it runs")
+        service.send(signal.SIGINT)
+        wait_until(lambda: "Stopping." in service.log(), description="it stops in order")
+        service.send(signal.SIGINT)
+        assert service.wait(15) == 0
+        assert client.lrange("sheaf:returned:infer.slow:0", 0, -1)[0].startswith(b"1:")
 
 
 def ready(port: int, device: str) -> bool:

@@ -147,7 +147,7 @@ def test_a_message_that_is_no_message_goes_to_the_dead_letters(
         client.lpush(ECHO, b"\xff\x00 not JSON")
         wait_until(lambda: client.llen("sheaf:dead:infer.echo") == 1, description="it is with the dead letters")
     assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
-    wait_until(lambda: worker.metric("sheaf_dead_letters", model="echo") == 1, description="it is counted")
+    wait_until(lambda: worker.metric("sheaf_buried_total", model="echo") == 1, description="it is counted")
 
 
 def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:

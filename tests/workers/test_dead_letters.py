@@ -43,7 +43,7 @@ def test_letters_are_listed_with_their_reasons(dead: Dead, buried: list[str]) ->
     assert [letter["job_id"] for letter in listed] == [None, *reversed(buried)]
     assert "not JSON" in listed[0]["reason"]
     assert "not 'another.task'" in listed[1]["reason"]
-    assert dead("list").stdout.splitlines()[-1] == "minilm: 0, echo: 4 dead letters"
+    assert dead("list").stdout.splitlines()[-1] == "minilm: 0, echo: 4, sheaf.callbacks: 0 dead letters"
     assert len(dead("list", "echo", "--limit", "2").stdout.splitlines()) == 3
 
 
