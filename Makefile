@@ -24,8 +24,9 @@ setup: $(VENV)/.runtime  ## Make .venv with everything that the service needs
 serve: $(VENV)/.runtime  ## Run the whole service in the foreground, with a broker of its own
 	@$(SHEAF) up
 
+# Most of a test's time is a process that starts or waits, so files run beside each other.
 test: $(VENV)/.dev $(VENV)/.system  ## Run all tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 lint: $(VENV)/.dev  ## Check style and types
 	@$(BIN)/ruff format --check .

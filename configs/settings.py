@@ -159,6 +159,10 @@ class ModelSettings(_Section):
             raise ValueError("set either task or handler")
         if self.max_length is not None and self.max_length > self.max_batch_tokens:
             raise ValueError("max_length is over max_batch_tokens: a row that long would fit no batch")
+        if self.max_batch_tokens < self.max_batch_size:
+            raise ValueError(
+                "max_batch_tokens is below max_batch_size: no batch could ever be full, each would wait for max_wait_ms"
+            )
         return self
 
 
@@ -200,6 +204,11 @@ class Settings(_Section):
                 raise ValueError(f"{key} and {taken[port]} are both {port}")
             taken[port] = key
         for name, model in self.models.items():
+            if 0 < self.broker.max_queue_depth < model.max_batch_size:
+                raise ValueError(
+                    f"broker.max_queue_depth is below models.{name}.max_batch_size: no batch could ever be full, "
+                    "each would wait for max_wait_ms"
+                )
             if model.max_wait_ms / 1e3 >= self.api.max_wait_s:
                 raise ValueError(f"models.{name}.max_wait_ms is not below api.max_wait_s: no caller could wait for it")
         return self

@@ -91,6 +91,13 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         ({"models": {"mine": {}}}, "models.mine (from {file}): set either task or handler"),
         ({"models": {"mine": {"handler": "no-colon"}}}, "write it as package.module:Class"),
         ({"models": {"minilm": {"max_length": 9000}}}, "max_length is over max_batch_tokens"),
+        (
+            {"models": {"minilm": {"max_batch_size": 64, "max_batch_tokens": 32, "max_length": 32}}},
+            "could ever be full",
+        ),
+        ({"broker": {"max_queue_depth": 8}}, "broker.max_queue_depth is below models.minilm.max_batch_size"),
+        ({"workers": {"prefetch_batches": 0}}, "workers.prefetch_batches (from {file}): Input should be greater"),
+        ({"models": {"sheaf.mine": {"handler": "a:B"}}}, "names that begin with `sheaf.` are the service's own"),
         ({"models": {"minilm": {"max_wait_ms": 60000}}}, "models.minilm.max_wait_ms is not below api.max_wait_s"),
         ({"broker": {"url": "http://redis"}}, "broker.url (from {file}): it must be `embedded`, redis://"),
         ({"broker": {"url": "sentinel://host/0"}}, "master=NAME"),
