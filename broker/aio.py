@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import orjson
-import redis
 import redis.asyncio
 
 from broker.connect import check_server_info, connect_async
 from broker.errors import JobEnded
-from broker.faults import translated
+from broker.faults import translated_async, tried_twice
 from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, QueueDepth, WorkerInfo
-from broker.keys import PRIORITY_STEPS, Keys
+from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys
 from broker.lua import script_text
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
@@ -116,7 +115,7 @@ class AsyncBroker:
             )
             meta = encode_dropped(job_id, JobStatus.CANCELLED, "cancelled", facts)
             keys = [self.keys.result(job_id), self.keys.record(job_id)]
-            with translated():
+            async with translated_async(self._client):
                 cancelled = await self._cancel(keys=keys, args=[meta, self._result_ttl_s, self.keys.ended])
             if cancelled:
                 return await self.fetch(job_id)
@@ -131,13 +130,12 @@ class AsyncBroker:
     async def queue_depths(self, queues: Sequence[str]) -> list[QueueDepth]:
         """Messages not yet leased, per queue and priority step; given-back ones count with their priority."""
         keys = [self.keys.queue(queue) for queue in queues]
-        with translated():
-            async with self._client.pipeline(transaction=False) as pipe:
-                for queue in keys:
-                    for waiting, returned in zip(queue.waiting, queue.returned, strict=True):
-                        pipe.llen(waiting)
-                        pipe.llen(returned)
-                lengths: list[int] = await pipe.execute()
+        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
+            for queue in keys:
+                for waiting, returned in zip(queue.waiting, queue.returned, strict=True):
+                    pipe.llen(waiting)
+                    pipe.llen(returned)
+            lengths: list[int] = await pipe.execute()
         pairs = iter(zip(lengths[::2], lengths[1::2], strict=True))
         return [QueueDepth(queue, step, sum(next(pairs))) for queue in queues for step in PRIORITY_STEPS]
 
@@ -151,8 +149,12 @@ class AsyncBroker:
         )
         return [_worker_info(orjson.loads(text)) for text in announcements if text is not None]
 
-    async def ping(self) -> None:
-        """Raises `BrokerUnavailable` when the server does not serve, `UnsupportedServer` when it is too old."""
+    async def probe(self) -> None:
+        """Raises `BrokerUnavailable` when a submit would be refused now, `UnsupportedServer` for too old a server.
+
+        It writes: a server that is full, read-only or loading answers questions as ever.
+        """
+        await self._read(lambda: self._client.set(self.keys.probe, b"", ex=PROBE_TTL_S))
         check_server_info(await self._read(lambda: self._client.info("server")))
 
     async def close(self) -> None:
@@ -160,12 +162,9 @@ class AsyncBroker:
         await self._client.aclose()
 
     async def _read(self, command: Callable[[], Any]) -> Any:
-        """Run a command that changes nothing; once more on a new connection when the pooled one was dead."""
-        with translated():
-            try:
-                return await command()
-            except redis.ConnectionError:
-                return await command()
+        """Run a command that may be run twice."""
+        async with translated_async(self._client):
+            return await tried_twice(command)
 
 
 def _worker_info(announced: dict[str, Any]) -> WorkerInfo:

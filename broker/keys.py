@@ -12,6 +12,8 @@ from dataclasses import dataclass
 PRIORITY_SEPARATOR = "\x06\x16"
 #: kombu's default priority steps, served in this order. A list without a suffix is step 0.
 PRIORITY_STEPS = (0, 3, 6, 9)
+#: Seconds for which what a probe wrote is kept.
+PROBE_TTL_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Keys:
     def ended(self) -> str:
         """channel: result keys of the jobs that have just ended, a line each."""
         return self._own + "ended"
+
+    @property
+    def probe(self) -> str:
+        """string with TTL: written by whoever asks whether the server takes jobs."""
+        return self._own + "probe"
 
     def record(self, job_id: str) -> str:
         """string with TTL: what the API knew at submit, JSON."""

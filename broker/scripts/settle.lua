@@ -7,6 +7,8 @@
 -- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups,
 --             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
 -- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
+--
+-- A settle whose answer was lost comes again. The lease is gone then, and the very result that is brought is stored.
 
 local ttl = ARGV[1]
 local answers, ended = {}, {}
@@ -28,6 +30,8 @@ while i <= #ARGV do
       if record ~= '' then redis.call('EXPIRE', record, ttl) end
       for f = i + 5, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
     end
+  elseif result ~= '' and redis.call('GET', result_key) == result then
+    answer = 1
   end
   answers[#answers + 1] = answer
   i = last + 1
