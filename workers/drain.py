@@ -4,7 +4,8 @@ Threads of a worker, and what each may touch:
 - Celery's main thread: control commands, heartbeats, signals. Starts and stops the drain, nothing else.
 - loader: loads models, then opens their lanes.
 - feeder, one a lane: leases, decodes, encodes. Waiters, four a lane: block on the broker's lists.
-- device: runs batches. settler: postprocess, settle. keeper: renew, reclaim, announce. events: publishes task events.
+- device: runs batches. settler: postprocess, settle. renewer: renew. keeper: reclaim, announce.
+- events: publishes task events.
 They meet in the lanes' batchers (under one lock) and in the bounded queue before the settler.
 """
 
