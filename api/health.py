@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import orjson
@@ -13,10 +14,13 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from api import problems, state
 from api.problems import PROBLEM, Problem
 from api.schemas import Readiness
-from broker import BrokerError, queue_name
+from broker import BrokerError, BrokerUnavailable, queue_name
 from broker.message import CALLBACKS
 
 log = logging.getLogger(__name__)
+
+#: Seconds after which a broker that does not answer makes the service unready; whoever probes waits little longer.
+READY_WITHIN_S = 2.0
 
 router = APIRouter(tags=["health"])
 
@@ -39,15 +43,19 @@ async def livez() -> Response:
     responses={200: {"model": Readiness}, 503: {"description": "Not yet, or not now.", **PROBLEM}},
 )
 async def readyz(request: Request) -> Response:
-    """200 when the broker answers and every model is served by a worker.
+    """200 when the broker takes jobs and every model is served by a worker.
 
     A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`.
     """
     shared = state.of(request)
     if shared.envelope.stopping.is_set():
         raise Problem(problems.NOT_READY, "the server is stopping")
-    await shared.broker.ping()
-    announced = await shared.announced()
+    try:
+        async with asyncio.timeout(READY_WITHIN_S):
+            await shared.broker.probe()
+            announced = await shared.announced()
+    except TimeoutError:
+        raise BrokerUnavailable(f"no answer within {READY_WITHIN_S:g} s") from None
     models = {name: state.model_state(announced.get(name, [])) for name in shared.settings.models}
     if "ready" not in models.values() or not {"ready", "failed"}.issuperset(models.values()):
         waiting = ", ".join(f"{name} is {found}" for name, found in models.items() if found != "ready")

@@ -13,15 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import orjson
-import redis
 import redis.asyncio
 
 from broker import pidbox
 from broker.connect import check_server_info, connect_async
 from broker.errors import JobEnded
-from broker.faults import translated
+from broker.faults import translated_async, tried_twice
 from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo
-from broker.keys import PRIORITY_STEPS, Keys
+from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys
 from broker.lua import script_text
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
@@ -161,7 +160,7 @@ class AsyncBroker:
             timings=None,
         )
         keys = self.keys
-        with translated():
+        async with translated_async(self._client):
             dropped = await self._cancel(
                 keys=[keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked],
                 args=[
@@ -196,11 +195,10 @@ class AsyncBroker:
         return dict(zip(queues, lengths, strict=True))
 
     async def _lengths(self, keys: Sequence[str]) -> list[int]:
-        with translated():
-            async with self._client.pipeline(transaction=False) as pipe:
-                for key in keys:
-                    pipe.llen(key)
-                lengths: list[int] = await pipe.execute()
+        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.llen(key)
+            lengths: list[int] = await pipe.execute()
         return lengths
 
     async def workers(self) -> list[WorkerInfo]:
@@ -213,8 +211,12 @@ class AsyncBroker:
         )
         return [_worker_info(orjson.loads(text)) for text in announcements if text is not None]
 
-    async def ping(self) -> None:
-        """Raises `BrokerUnavailable` when the server does not serve, `UnsupportedServer` when it is too old."""
+    async def probe(self) -> None:
+        """Raises `BrokerUnavailable` when a submit would be refused now, `UnsupportedServer` for too old a server.
+
+        It writes: a server that is full, read-only or loading answers questions as ever.
+        """
+        await self._read(lambda: self._client.set(self.keys.probe, b"", ex=PROBE_TTL_S))
         check_server_info(await self._read(lambda: self._client.info("server")))
 
     async def close(self) -> None:
@@ -222,12 +224,9 @@ class AsyncBroker:
         await self._client.aclose()
 
     async def _read(self, command: Callable[[], Any]) -> Any:
-        """Run a command that changes nothing; once more on a new connection when the pooled one was dead."""
-        with translated():
-            try:
-                return await command()
-            except redis.ConnectionError:
-                return await command()
+        """Run a command that may be run twice."""
+        async with translated_async(self._client):
+            return await tried_twice(command)
 
 
 def _worker_info(announced: dict[str, Any]) -> WorkerInfo:

@@ -60,12 +60,12 @@ class SentinelAddress:
         )
 
 
-def connect(url: str, read_timeout_s: float) -> redis.Redis:
+def connect(url: str, read_timeout_s: float, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> redis.Redis:
     """A client for threads. Opens no connection yet."""
     _check_scheme(url)
     options: dict[str, Any] = {
         "socket_timeout": read_timeout_s,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_connect_timeout": connect_timeout_s,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
     }

@@ -1,29 +1,85 @@
-"""Which of the client library's errors mean that the server cannot serve now."""
+"""Which of the client library's errors mean that the server cannot serve now, and what becomes of the connections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 import redis
+import redis.asyncio
 
 from broker.errors import BrokerUnavailable
 
+T = TypeVar("T")
+
 #: First words of error answers that end by themselves: a server that loads, fails over, is full or is read-only.
-PASSING = ("OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN", "TRYAGAIN")
+#: UNBLOCKED is what a blocking command is told when its server turns into a replica.
+PASSING = (
+    "OOM",
+    "LOADING",
+    "READONLY",
+    "UNBLOCKED",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "BUSY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raise `BrokerUnavailable` for every fault that is the server's and passes; let the others through as they are."""
+def translated(client: redis.Redis | None = None) -> Iterator[None]:
+    """Raise `BrokerUnavailable` for every fault that is the server's and passes; let the others through as they are.
+
+    When no answer came, the connections that lie idle in `client` are closed: if one was cut without a word, they most
+    likely were too, and each would cost another timeout.
+    """
     try:
         yield
-    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+    except redis.TimeoutError as error:
+        if client is not None:
+            client.connection_pool.disconnect(inuse_connections=False)
+        raise BrokerUnavailable(str(error) or "no answer in time") from error
+    except (redis.ConnectionError, OSError) as error:
         raise BrokerUnavailable(str(error) or type(error).__name__) from error
     except redis.ResponseError as error:
         if is_passing(error):
             raise BrokerUnavailable(str(error)) from error
         raise
+
+
+@asynccontextmanager
+async def translated_async(client: redis.asyncio.Redis) -> AsyncIterator[None]:
+    """`translated` for a client of an event loop."""
+    try:
+        with translated(), _lost_connections():
+            yield
+    except BrokerUnavailable as error:
+        if isinstance(error.__cause__, redis.TimeoutError):
+            await client.connection_pool.disconnect(inuse_connections=False)
+        raise
+
+
+async def tried_twice(command: Callable[[], Awaitable[T]]) -> T:
+    """What `command` returns; it is run once more, on another connection, when the pooled one was dead."""
+    try:
+        with _lost_connections():
+            return await command()
+    except redis.ConnectionError:
+        return await command()
+
+
+@contextmanager
+def _lost_connections() -> Iterator[None]:
+    """Raise the client library's error for what uvloop raises on a connection that was reset since its last use."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise redis.ConnectionError("the connection was reset") from error
 
 
 def is_passing(error: redis.ResponseError) -> bool:

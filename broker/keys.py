@@ -12,6 +12,8 @@ from dataclasses import dataclass
 PRIORITY_SEPARATOR = "\x06\x16"
 #: kombu's default priority steps, served in this order. A list without a suffix is step 0.
 PRIORITY_STEPS = (0, 3, 6, 9)
+#: Seconds for which what a probe wrote is kept.
+PROBE_TTL_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class Keys:
     def revoked(self) -> str:
         """sorted set with TTL: id of a job that must not start -> Unix seconds of the cancel or revoke."""
         return self._own + "revoked"
+
+    @property
+    def probe(self) -> str:
+        """string with TTL: written by whoever asks whether the server takes jobs."""
+        return self._own + "probe"
 
     def record(self, job_id: str) -> str:
         """string with TTL: what the API knew at submit, JSON."""

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from hashlib import sha1
 from typing import cast
 
-import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
-from broker.errors import BrokerUnavailable, IdempotencyConflict, QueueFull
-from broker.faults import translated
+from broker.errors import IdempotencyConflict, QueueFull
+from broker.faults import translated_async, tried_twice
 from broker.jobs import NewJob
 from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
 from broker.lua import script_text
@@ -74,9 +73,12 @@ class Submitter:
 
     async def _send(self, queue: str, entries: Sequence[_Entry]) -> None:
         try:
-            with translated():
-                answers = await self._evaluate_once(self._queue_keys(queue), entries)
-        except (BrokerUnavailable, ResponseError) as error:
+            async with translated_async(self._client):
+                # A pooled connection may have been dead. If the server did carry it out, the jobs' records stop the
+                # second run from queueing anything twice.
+                answers = await tried_twice(lambda: self._evaluate(self._queue_keys(queue), entries))
+        except Exception as error:
+            # Whatever it was, those who wait must hear of it.
             for _, future in entries:
                 if not future.done():
                     future.set_exception(error)
@@ -84,14 +86,6 @@ class Submitter:
         for (job, future), answer in zip(entries, answers, strict=True):
             if not future.done():
                 _resolve(future, job, answer, self._max_queue_depth)
-
-    async def _evaluate_once(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
-        try:
-            return await self._evaluate(keys, entries)
-        except redis.ConnectionError:
-            # The pooled connection may have been dead. If the server did carry it out, the jobs' records stop the
-            # second run from queueing anything twice.
-            return await self._evaluate(keys, entries)
 
     async def _evaluate(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
         arguments: list[str | bytes | int] = [*keys.waiting, *keys.returned, keys.delayed]

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import orjson
+import redis
 from redis.commands.core import Script
 
 from broker import events
-from broker.connect import check_server_info, connect
+from broker.connect import CONNECT_TIMEOUT_S, check_server_info, connect
 from broker.faults import translated
 from broker.jobs import WorkerInfo
-from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
+from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys, QueueKeys
 from broker.leases import Delayed, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
 
@@ -26,6 +27,8 @@ from broker.lua import script_text
 LOW_PRIORITY_EVERY = 10
 #: Most messages one reclaim or due call moves: a script must not hold the server for long.
 MAX_MOVED = 1000
+#: How often a renewal may go unanswered within one lease.
+RENEWAL_TRIES = 4
 #: Seconds after which an announcement that was not repeated is forgotten.
 ANNOUNCEMENT_TTL_S = 10
 
@@ -55,11 +58,16 @@ class Broker:
         self.keys = Keys(key_prefix)
         self._result_ttl_s = result_ttl_s
         self._client = connect(url, read_timeout_s)
+        # Renewals wait for nothing else, and a connection that went silent must not cost what is held: a second try
+        # still has to come in time.
+        timeout_s = min(read_timeout_s, lease_s / RENEWAL_TRIES)
+        self._renewing = connect(url, timeout_s, min(CONNECT_TIMEOUT_S, timeout_s))
         db = self._client.connection_pool.connection_kwargs.get("db") or 0
         self._events_channel = events.channel(key_prefix, db)
         self._queues: dict[str, QueueKeys] = {}
+        self._highest_tag: dict[str, int] = {}
         self._lease = self._script("lease")
-        self._renew = self._script("renew")
+        self._renew = self._script("renew", self._renewing)
         self._start = self._script("start")
         self._settle = self._script("settle")
         self._release = self._script("release")
@@ -68,8 +76,9 @@ class Broker:
         self._due = self._script("due")
 
     def check_server(self) -> None:
-        """Raises `UnsupportedServer` when the server is too old, `BrokerUnavailable` when it does not answer."""
-        with translated():
+        """Raises `UnsupportedServer` when the server is too old, `BrokerUnavailable` when it takes no writes now."""
+        with translated(self._client):
+            self._client.set(self.keys.probe, b"", ex=PROBE_TTL_S)
             check_server_info(cast("dict[str, object]", self._client.info("server")))
 
     def lease(self, queue: str, n: int) -> Leased:
@@ -78,23 +87,29 @@ class Broker:
         A message whose worker was lost (its attempt is above 1) comes alone.
         """
         keys = self._keys(queue)
-        with translated():
+        with translated(self._client):
             answer = self._lease(
                 keys=[*keys.returned, *keys.waiting, keys.holders, keys.held(self.session), keys.lease_sequence],
-                args=[self.session, n, int(self.lease_s * 1000), LOW_PRIORITY_EVERY],
+                args=[self.session, n, int(self.lease_s * 1000), LOW_PRIORITY_EVERY, self._highest_tag.get(queue, 0)],
             )
-        return Leased(leases=_leases(answer), waiting=answer[0])
+        leases = _leases(answer)
+        if leases:
+            self._highest_tag[queue] = max(int(lease.tag) for lease in leases)
+        return Leased(leases=leases, waiting=answer[0])
 
     def wait(self, queue: str, step: int, timeout_s: float) -> bool:
         """Block until the list of this priority step holds a message; takes nothing. False after the timeout."""
         keys = self._keys(queue)
         name = keys.waiting[PRIORITY_STEPS.index(step)]
-        with translated():
+        with translated(self._client):
             return self._client.blmove(name, name, timeout=timeout_s, src="RIGHT", dest="RIGHT") is not None  # type: ignore[arg-type]  # redis-py types whole seconds only; the server takes fractions
 
     def renew(self, queues: Sequence[str]) -> list[bool]:
-        """Extend the lease of all that is held in `queues`; False where nothing is held, or it was reclaimed."""
-        with translated():
+        """Extend the lease of all that is held in `queues`; False where nothing is held, or it was reclaimed.
+
+        Gives up after a fraction of the lease.
+        """
+        with translated(self._renewing):
             answer = self._renew(
                 keys=[self._keys(queue).holders for queue in queues], args=[self.session, int(self.lease_s * 1000)]
             )
@@ -108,7 +123,7 @@ class Broker:
             note_key = self.keys.started(job.job_id) if job.recorded else ""
             args += (job.tag, job.job_id, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
         keys = [self._held(queue), self.keys.revoked]
-        with translated():
+        with translated(self._client):
             return [_START_ANSWERS[answer] for answer in self._start(keys=keys, args=args)]
 
     def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -120,7 +135,7 @@ class Broker:
             args += (int(job.follow_always), len(job.follow_ups))
             for follow_up in job.follow_ups:
                 args += (follow_up.list_key, follow_up.message)
-        with translated():
+        with translated(self._client):
             return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=[self._held(queue)], args=args)]
 
     def release(self, queue: str, tags: Sequence[bytes]) -> int:
@@ -128,20 +143,20 @@ class Broker:
         if not tags:
             return 0
         keys = self._keys(queue)
-        with translated():
+        with translated(self._client):
             answer = self._release(keys=[keys.held(self.session), *keys.returned], args=list(reversed(tags)))
         return int(answer)
 
     def held_tags(self, queue: str) -> list[bytes]:
         """Tags of everything this session holds, oldest first; what an answer lost on the way may have left behind."""
-        with translated():
+        with translated(self._client):
             tags = cast("list[bytes]", self._client.hkeys(self._held(queue)))
         return sorted(tags, key=int)
 
     def reclaim(self, queue: str) -> Reclaimed:
         """Take back what other workers' expired leases held."""
         keys = self._keys(queue)
-        with translated():
+        with translated(self._client):
             answer = self._reclaim(
                 keys=[keys.holders, *keys.returned, keys.held(self.session)],
                 args=[keys.held_prefix, self.session, int(self.lease_s * 1000), self.max_attempts, MAX_MOVED],
@@ -154,19 +169,19 @@ class Broker:
         args: list[object] = []
         for tag, due_at in due_times:
             args += (tag, int(due_at * 1000))
-        with translated():
+        with translated(self._client):
             return int(self._schedule(keys=[keys.held(self.session), keys.delayed, keys.delayed_messages], args=args))
 
     def due(self, queue: str) -> int:
         """Bring delayed messages whose time has come back into the queue; returns how many."""
         keys = self._keys(queue)
-        with translated():
+        with translated(self._client):
             return int(self._due(keys=[keys.delayed, keys.delayed_messages, *keys.returned], args=[MAX_MOVED]))
 
     def delayed(self, queue: str, limit: int) -> list[Delayed]:
         """At most `limit` delayed messages, the soonest first."""
         keys = self._keys(queue)
-        with translated():
+        with translated(self._client):
             found = cast("list[tuple[bytes, float]]", self._client.zrange(keys.delayed, 0, limit - 1, withscores=True))
             if not found:
                 return []
@@ -181,7 +196,7 @@ class Broker:
 
     def announce(self, info: WorkerInfo) -> None:
         """Tell readers that this worker lives and what it serves; forgotten after `ANNOUNCEMENT_TTL_S`."""
-        with translated(), self._client.pipeline(transaction=True) as pipe:
+        with translated(self._client), self._client.pipeline(transaction=True) as pipe:
             pipe.set(self.keys.worker(info.session), orjson.dumps(asdict(info)), ex=ANNOUNCEMENT_TTL_S)
             pipe.zadd(self.keys.workers, {info.session: time.time()})
             pipe.zremrangebyscore(self.keys.workers, "-inf", time.time() - 10 * ANNOUNCEMENT_TTL_S)
@@ -189,21 +204,22 @@ class Broker:
 
     def publish_events(self, task_events: Sequence[dict[str, object]], hostname: str) -> None:
         """Broadcast Celery task events to whoever listens now: Flower, `celery events`."""
-        with translated():
+        with translated(self._client):
             self._client.publish(self._events_channel, events.encode(task_events, hostname))
 
     def withdraw(self) -> None:
         """Take the announcement back: this worker serves no more."""
-        with translated(), self._client.pipeline(transaction=True) as pipe:
+        with translated(self._client), self._client.pipeline(transaction=True) as pipe:
             pipe.delete(self.keys.worker(self.session))
             pipe.zrem(self.keys.workers, self.session)
             pipe.execute()
 
     def close(self) -> None:
         self._client.close()
+        self._renewing.close()
 
-    def _script(self, verb: str) -> Callable[..., Any]:
-        script: Script = self._client.register_script(script_text(verb))
+    def _script(self, verb: str, client: redis.Redis | None = None) -> Callable[..., Any]:
+        script: Script = (client or self._client).register_script(script_text(verb))
         return script
 
     def _keys(self, queue: str) -> QueueKeys:

@@ -19,7 +19,7 @@ from redis.asyncio.client import PubSub
 
 from broker import pidbox
 from broker.errors import BrokerUnavailable
-from broker.faults import translated
+from broker.faults import translated_async
 from broker.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class ResultListener:
         while True:
             pubsub = self._client.pubsub()
             try:
-                with translated():
+                async with translated_async(self._client):
                     await pubsub.subscribe(self._keys.ended, self._control_channel)
                     while True:
                         await self._hear(pubsub)

@@ -14,6 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, fi
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 
+#: Seconds. The server answers a worker that waits at an empty queue only after `workers.lane.WAIT_S`.
+MIN_READ_TIMEOUT_S = 2.0
+
 MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _DEVICES = re.compile(r"auto|cpu|\d+(,\d+)*")
 
@@ -35,7 +38,7 @@ class BrokerSettings(_Section):
     #: Jobs that may wait per model; 0 for no limit.
     max_queue_depth: Annotated[int, Field(ge=0)] = 100_000
     #: After so long without an answer a connection counts as dead.
-    read_timeout_s: Seconds = 10.0
+    read_timeout_s: float = 10.0
 
     @field_validator("url")
     @classmethod
@@ -43,6 +46,16 @@ class BrokerSettings(_Section):
         if not re.fullmatch(r"embedded|(redis|rediss|unix)://.+|sentinel://.+\?.*master=.+", value):
             raise ValueError(
                 "it must be `embedded`, redis://, rediss://, unix:// or sentinel://host:26379/0?master=NAME"
+            )
+        return value
+
+    @field_validator("read_timeout_s")
+    @classmethod
+    def _outlasts_an_idle_wait(cls, value: float) -> float:
+        if not MIN_READ_TIMEOUT_S <= value < float("inf"):
+            raise ValueError(
+                f"it must be {MIN_READ_TIMEOUT_S:g} or more: "
+                "at an empty queue a worker waits almost that long for an answer"
             )
         return value
 

@@ -46,6 +46,8 @@ def _celery_settings(broker: BrokerSettings, result_ttl_s: int) -> dict[str, Any
         options["global_keyprefix"] = broker.key_prefix
     options["socket_timeout"] = broker.read_timeout_s
     options["socket_keepalive"] = not url.startswith("unix")
+    # Nothing else tells Celery of a connection that went silent while it listens.
+    options["health_check_interval"] = broker.read_timeout_s
     return {
         "broker_url": url,
         "broker_transport_options": options,
@@ -57,6 +59,8 @@ def _celery_settings(broker: BrokerSettings, result_ttl_s: int) -> dict[str, Any
         "result_serializer": "json",
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
+        # A server that is full or read-only for a while must not end the worker.
+        "broker_channel_error_retry": True,
         # The drain's results come from its own store; a restart of Celery's connection must not cancel anything.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_send_task_events": True,

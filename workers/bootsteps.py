@@ -8,16 +8,23 @@ which does change with the connection, is a consumer step.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 from celery import bootsteps, signals
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
+from kombu import Connection
 
+from broker import BrokerUnavailable
 from broker.message import TASK_NAME
 from workers.drain import Drain
 
 log = logging.getLogger(__name__)
+
+#: Seconds between looks whether a broker that refuses writes takes them again.
+LOOK_EVERY_S = 1.0
 
 
 class EventsWanted:
@@ -43,6 +50,27 @@ def count_ended(count: int) -> None:
 def is_revoked(job_id: str) -> bool:
     """Celery's memory of `revoke`, kept by its main thread."""
     return job_id in state.revoked
+
+
+def patient_consumer(check_server: Callable[[], None]) -> type[Consumer]:
+    """Celery's consumer, but it connects only to a server that `check_server` finds to take writes.
+
+    Its own connects to any server that answers. On one that is read-only or full it fails at its first write and starts
+    again, six times a second, and leaves a connection open each time.
+    """
+
+    class PatientConsumer(Consumer):
+        def connect(self) -> Connection:
+            while True:
+                try:
+                    check_server()
+                    return super().connect()
+                except BrokerUnavailable as error:
+                    log.warning("Control commands wait for the broker.", extra={"cause": str(error)})
+                    time.sleep(LOOK_EVERY_S)
+                    state.maybe_shutdown()
+
+    return PatientConsumer
 
 
 def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:

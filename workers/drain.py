@@ -4,8 +4,8 @@ Threads of a worker, and what each may touch:
 - Celery's main thread: control commands, heartbeats, signals. Starts and stops the drain, reads snapshots of it.
 - loader: loads models, then opens their lanes.
 - feeder, one a lane: leases, decodes, encodes. Waiters, four a lane: block on the broker's lists.
-- device: runs batches. settler: postprocess, settle. events: publishes task events.
-- keeper: renew, reclaim, drop, announce; ends the process when a step is frozen.
+- device: runs batches. settler: postprocess, settle. renewer: renew.
+- keeper: reclaim, drop, announce; ends the process when a step is frozen. events: publishes task events.
 They meet in the lanes (under one lock) and in the bounded queue before the settler.
 """
 

@@ -1,4 +1,7 @@
-"""The thread that keeps a worker's promises: renew, reclaim, drop what is over, bring what is due, announce."""
+"""The threads that keep a worker's promises: renew, reclaim, drop what is over, bring what is due, announce.
+
+Renewals have a thread of their own: no other duty may hold them up while the broker is silent.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,9 @@ class Keeper:
         self._watch = watch
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._thread = core_thread("keeper", self._run)
+        self._threads = (core_thread("renewer", self._keep_renewing), core_thread("keeper", self._run))
+        self._renewal = _Duty("renew", broker.lease_s / 3, self._renew)
         self._duties = (
-            _Duty("renew", broker.lease_s / 3, self._renew),
             _Duty("drop", DROP_EVERY_S, self._drop),
             _Duty("look for frozen steps", SWEEP_EVERY_S, self._look_for_frozen_steps),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),
@@ -57,7 +60,8 @@ class Keeper:
         )
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def announce_soon(self) -> None:
         """What this worker serves has changed."""
@@ -67,18 +71,22 @@ class Keeper:
     def stop(self, timeout_s: float) -> None:
         self._stopping.set()
         self._changed.set()
-        self._thread.join(timeout_s)
+        for thread in self._threads:
+            thread.join(timeout_s)
         try:
             self._broker.withdraw()
         except BrokerUnavailable as error:
             log.warning("The worker could not take its announcement back; it expires.", extra={"cause": str(error)})
 
+    def _keep_renewing(self) -> None:
+        while not self._stopping.wait(self._renewal.due_in()):
+            self._renewal.perform_when_due()
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             for duty in self._duties:
                 duty.perform_when_due()
-            pause = min(duty.next_at for duty in self._duties) - time.monotonic()
-            self._changed.wait(max(0.0, pause))
+            self._changed.wait(min(duty.due_in() for duty in self._duties))
             self._changed.clear()
 
     def _renew(self) -> None:
@@ -148,6 +156,10 @@ class _Duty:
         self.next_at = 0.0
         self._every_s = every_s
         self._perform = perform
+
+    def due_in(self) -> float:
+        """Seconds until it is due; 0 when it is."""
+        return max(0.0, self.next_at - time.monotonic())
 
     def perform_when_due(self) -> None:
         now = time.monotonic()

@@ -20,13 +20,15 @@ from prometheus_client import CollectorRegistry
 
 from broker import Broker, BrokerUnavailable
 from configs import Settings
+from configs.settings import MIN_READ_TIMEOUT_S
 from telemetry.logs import LineWriter, configure
 from telemetry.metrics import WorkerMetrics, serve
 from workers import control
 from workers.backoff import Backoff
-from workers.bootsteps import EventsWanted, count_ended, drain_step, events_step, is_revoked
+from workers.bootsteps import EventsWanted, count_ended, drain_step, events_step, is_revoked, patient_consumer
 from workers.drain import Drain
 from workers.events import TaskEvents
+from workers.feeder import WAIT_S
 from workers.loading import Loader
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ QUIET_WAIT_S = 3.0
 #: Thresholds of the cyclic garbage collector. Jobs come and go by the hundred and hold no cycles; looking for some at
 #: Python's own thresholds (700, 10, 10) doubles what it costs to decode messages that are kept.
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
+
+assert WAIT_S < MIN_READ_TIMEOUT_S
 
 
 def prepare(settings: Settings, service: str) -> None:
@@ -78,7 +82,12 @@ def run(
     warnings.simplefilter("ignore", SecurityWarning)
     signals.setup_logging.connect(_keep_our_logging, weak=False)
     worker = app.Worker(
-        hostname=nodename, pool="solo", concurrency=1, quiet=True, loglevel=settings.logging.level.upper()
+        hostname=nodename,
+        pool="solo",
+        concurrency=1,
+        quiet=True,
+        loglevel=settings.logging.level.upper(),
+        consumer_cls=patient_consumer(broker.check_server),
     )
     worker.start()
     return worker.exitcode or 0

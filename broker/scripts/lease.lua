@@ -9,6 +9,7 @@
 -- ARGV 2      n
 -- ARGV 3      lease, ms
 -- ARGV 4      every how many slots one goes to the lowest waiting priority; 0 = never
+-- ARGV 5      highest tag that this worker has seen of the queue; new ones are above it
 -- returns     messages still waiting, then four per lease: tag, attempt, level (1-4), message;
 --             one with an attempt above 1 comes alone
 --
@@ -21,7 +22,9 @@ end
 
 local n = tonumber(ARGV[2])
 local share = tonumber(ARGV[4])
-local first = tonumber(redis.call('GET', KEYS[11]) or 0)
+-- A server that lost its last writes (kill -9, a failover) would give out tags again that the worker still holds, and one
+-- job's end would drop the lease of another.
+local first = math.max(tonumber(redis.call('GET', KEYS[11]) or 0), tonumber(ARGV[5]))
 local tag = first
 local out = {0}
 local held = {}
@@ -82,7 +85,7 @@ take(lowest, reserved)
 
 local time = redis.call('TIME')
 if #held > 0 then
-  redis.call('INCRBY', KEYS[11], tag - first)
+  redis.call('SET', KEYS[11], string.format('%.0f', tag))
   for i = 1, #held, 4000 do
     redis.call('HSET', KEYS[10], unpack(held, i, math.min(i + 3999, #held)))
   end

@@ -8,6 +8,8 @@
 --             1 = what follows is queued even when it had a result already, count of follow-ups,
 --             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
 -- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
+--
+-- A settle whose answer was lost comes again. The lease is gone then, and the very result that is brought is stored.
 
 local ttl = ARGV[1]
 local answers, ended = {}, {}
@@ -29,6 +31,8 @@ while i <= #ARGV do
     if answer == 1 or ARGV[i + 4] == '1' then
       for f = i + 6, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
     end
+  elseif result ~= '' and redis.call('GET', result_key) == result then
+    answer = 1
   end
   answers[#answers + 1] = answer
   i = last + 1

@@ -242,7 +242,7 @@ async def test_waiters_hear_of_results_after_the_broker_was_restarted(new_valkey
 
 async def test_a_broker_that_does_not_answer_is_said_to_be_unavailable() -> None:
     front = await AsyncBroker.open(f"redis://127.0.0.1:{free_port()}/0")
-    for attempt in (front.submit(new_job()), front.fetch("id"), front.wait("id", 1), front.ping(), front.workers()):
+    for attempt in (front.submit(new_job()), front.fetch("id"), front.wait("id", 1), front.probe(), front.workers()):
         with pytest.raises(BrokerUnavailable):
             await attempt
     await front.close()
@@ -253,9 +253,34 @@ async def test_a_full_server_refuses_submits_as_unavailable(front: AsyncBroker, 
     try:
         with pytest.raises(BrokerUnavailable):
             await front.submit(new_job())
+        with pytest.raises(BrokerUnavailable):
+            await front.probe()
     finally:
         client.config_set("maxmemory", 0)
     assert client.keys("*") == []
+
+
+async def test_a_probe_says_whether_a_submit_would_be_taken(front: AsyncBroker, client: redis.Redis) -> None:
+    client.replicaof("127.0.0.1", free_port())
+    try:
+        with pytest.raises(BrokerUnavailable, match="read only"):
+            await front.probe()
+    finally:
+        client.replicaof("NO", "ONE")
+    await front.probe()
+
+
+async def test_a_submit_that_fails_in_an_unforeseen_way_is_answered(
+    front: AsyncBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.submitting.encode", fail)
+        with pytest.raises(RuntimeError, match="unforeseen"):
+            await asyncio.wait_for(front.submit(new_job()), 5)
+    assert await front.submit(new_job())
 
 
 async def test_queue_depths_count_waiting_and_given_back_messages(

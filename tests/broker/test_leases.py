@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
-from broker import Broker, FollowUp, Lease, SettleAnswer, Settlement, Start, StartAnswer, UnsupportedServer
+from broker import (
+    Broker,
+    BrokerUnavailable,
+    FollowUp,
+    Lease,
+    SettleAnswer,
+    Settlement,
+    Start,
+    StartAnswer,
+    UnsupportedServer,
+)
 from broker.connect import check_server_info
 from tests.broker.conftest import QUEUE, MakeBroker
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
+from tests.proxy import Proxy
 
 LOW = f"{QUEUE}\x06\x169"
 
@@ -120,6 +132,85 @@ def test_a_result_that_is_there_already_is_never_overwritten(client: redis.Redis
     assert broker.settle(QUEUE, [settlement(lease.tag)]) == [SettleAnswer.ENDED_BEFORE]
     assert client.get("celery-task-meta-job-1") == b"cancelled"
     assert held_count(client) == 0
+
+
+def test_a_settle_that_comes_again_since_its_answer_was_lost_is_settled_and_told_once(
+    client: redis.Redis, broker: Broker
+) -> None:
+    push(client, "message")
+    [lease] = broker.lease(QUEUE, 1).leases
+    assert broker.settle(QUEUE, [settlement(lease.tag)]) == [SettleAnswer.SETTLED]
+    with client.pubsub() as pubsub:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        pubsub.subscribe("celery-task-meta-job-1")
+        wait_until(lambda: pubsub.get_message(timeout=0.1), description="the subscription is confirmed")
+        assert broker.settle(QUEUE, [settlement(lease.tag)]) == [SettleAnswer.SETTLED]
+        assert broker.settle(QUEUE, [settlement(lease.tag, result=None)]) == [SettleAnswer.LOST]
+        client.publish("celery-task-meta-job-1", "the end")
+        assert pubsub.get_message(timeout=5)["data"] == b"the end"
+
+
+def test_tags_are_not_given_out_again_by_a_server_that_lost_its_last_writes(
+    client: redis.Redis, broker: Broker
+) -> None:
+    push(client, "one", "two")
+    before = {lease.tag for lease in broker.lease(QUEUE, 2).leases}
+    client.flushdb()
+    push(client, "three", "four")
+    after = {lease.tag for lease in broker.lease(QUEUE, 2).leases}
+    assert min(map(int, after)) > max(map(int, before))
+
+
+def test_renewals_give_up_within_the_lease_and_find_a_new_connection(server_url: str, client: redis.Redis) -> None:
+    with Proxy(urlsplit(server_url).port or 0) as proxy:
+        behind = Broker(proxy.url, "worker-a", lease_s=2.0, read_timeout_s=30.0)
+        push(client, "message")
+        behind.lease(QUEUE, 1)
+        assert behind.renew([QUEUE]) == [True]
+        assert proxy.abandon() == 2
+        begin = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            behind.renew([QUEUE])
+        assert behind.renew([QUEUE]) == [True]
+        assert time.monotonic() - begin < 2.0
+        behind.close()
+
+
+def test_after_one_timeout_no_other_silent_connection_is_tried(server_url: str, client: redis.Redis) -> None:
+    with Proxy(urlsplit(server_url).port or 0) as proxy:
+        behind = Broker(proxy.url, "worker-a", read_timeout_s=0.5)
+        waiters = [threading.Thread(target=behind.wait, args=(QUEUE, 0, 0.2)) for _ in range(3)]
+        for waiter in waiters:
+            waiter.start()
+        for waiter in waiters:
+            waiter.join()
+        assert proxy.abandon() == 3
+        with pytest.raises(BrokerUnavailable):
+            behind.held_tags(QUEUE)
+        assert behind.held_tags(QUEUE) == []
+        behind.close()
+
+
+def test_a_waiter_whose_server_becomes_a_replica_finds_it_unavailable(client: redis.Redis, broker: Broker) -> None:
+    faults: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            broker.wait(QUEUE, 0, 10)
+        except BrokerUnavailable as error:
+            faults.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    wait_until(lambda: client.info("clients")["blocked_clients"] == 1, description="it waits")
+    client.replicaof("127.0.0.1", free_port())
+    try:
+        waiter.join(5)
+        with pytest.raises(BrokerUnavailable):
+            broker.check_server()
+    finally:
+        client.replicaof("NO", "ONE")
+    assert "UNBLOCKED" in str(faults)
+    broker.check_server()
 
 
 def test_follow_ups_are_queued_with_the_result_and_only_by_the_holder(client: redis.Redis, broker: Broker) -> None:

@@ -101,6 +101,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         ({"models": {"minilm": {"max_wait_ms": 60000}}}, "models.minilm.max_wait_ms is not below api.max_wait_s"),
         ({"broker": {"url": "http://redis"}}, "broker.url (from {file}): it must be `embedded`, redis://"),
         ({"broker": {"url": "sentinel://host/0"}}, "master=NAME"),
+        ({"broker": {"read_timeout_s": 1.5}}, "broker.read_timeout_s (from {file}): it must be 2 or more"),
         ("api: {port: 1}\napi: {port: 2}", "the key 'api' stands there twice, again in line 2"),
         ({"api": {"port": 5555}}, "flower.port and api.port are both 5555"),
         ({"flower": {"basic_auth": "nobody"}}, "write it as user:password"),
