@@ -224,7 +224,7 @@ class Lane:
         delayed: list[tuple[bytes, float]] = []
         for lease in leases:
             try:
-                message = decode(lease.message)
+                message = decode(lease.message, self._broker.max_message_bytes)
                 age = max(0.0, now_wall - message.enqueued_at) if message.enqueued_at is not None else 0.0
                 job = parse(lease, message, now - age)
             except BadMessage as error:

@@ -92,7 +92,7 @@ class Settler:
     def _bury(self, item: Burials) -> None:
         answers = self._store(item.lane, [burial.settlement for burial in item.burials])
         buried = [
-            burial for burial, answer in zip(item.burials, answers, strict=True) if answer is not SettleAnswer.LOST
+            burial for burial, answer in zip(item.burials, answers, strict=True) if answer is SettleAnswer.SETTLED
         ]
         served = item.lane.served
         self._metrics.dead_letter(served.model, len(buried))

@@ -92,6 +92,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         ({"models": {"mine": {"handler": "no-colon"}}}, "write it as package.module:Class"),
         ({"models": {"minilm": {"max_length": 9000}}}, "max_length is over max_batch_tokens"),
         ({"models": {"minilm": {"max_wait_ms": 60000}}}, "models.minilm.max_wait_ms is not below api.max_wait_s"),
+        ({"broker": {"max_message_bytes": 1_500_000}}, "broker.max_message_bytes is below twice api.max_payload_bytes"),
         ({"broker": {"url": "http://redis"}}, "broker.url (from {file}): it must be `embedded`, redis://"),
         ({"broker": {"url": "sentinel://host/0"}}, "master=NAME"),
         ("api: {port: 1}\napi: {port: 2}", "the key 'api' stands there twice, again in line 2"),
