@@ -92,16 +92,22 @@ class DeviceLoop:
         fresh: list[Job] = []
         refused: set[Job] = set()
         endings: list[Ending] = []
+        twins: list[Job] = []
+        running_ids = lane.running_ids()
         for job in dict.fromkeys(row.job for row in rows):
             if job.lease.tag not in lane.held:
                 refused.add(job)
             elif job.started_at is None:
                 ending = lane.not_to_run(job, now_wall)
-                if ending is None:
-                    fresh.append(job)
-                else:
-                    refused.add(job)
+                if ending is not None:
                     endings.append(ending)
+                elif job.id in running_ids:
+                    # The same call, sent twice: the other's result will be this one's too.
+                    twins.append(job)
+                else:
+                    running_ids.add(job.id)
+                    fresh.append(job)
+        refused.update(twins, (ending.job for ending in endings))
         if fresh:
             refused |= self._start(lane, fresh)
             running = [job for job in fresh if job not in refused]
@@ -110,6 +116,8 @@ class DeviceLoop:
             self._started(running)
         if endings:
             self._settling.put(Endings(lane, endings))
+        if twins:
+            lane.give_back(twins)
         return [row for row in rows if row.job not in refused]
 
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> set[Job]:

@@ -81,6 +81,8 @@ class Lane:
         self._work = threading.Event()
         self._room = threading.Event()
         self._fewer = threading.Event()
+        #: The server may hold messages for this worker that the lane does not know.
+        self._unreturned = threading.Event()
         self._in_hand: Sequence[Lease] = ()
         self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
         self._feeder = core_thread(f"feeder {queue}", self._feed)
@@ -129,6 +131,22 @@ class Lane:
                 self.held.pop(tag, None)
         self._fewer.set()
 
+    def running_ids(self) -> set[str]:
+        """Ids of the jobs that have begun and are not settled yet."""
+        with self._lock:
+            return {job.id for job in self.held.values() if job is not None and job.started_at is not None}
+
+    def give_back(self, jobs: Iterable[Job]) -> None:
+        """Let jobs wait on in the queue; what the broker cannot take now is given back once it is there again."""
+        tags = sorted((job.lease.tag for job in jobs), key=int)
+        self.forget(tags)
+        try:
+            self._broker.release(self.queue, tags)
+        except BrokerUnavailable as error:
+            log.warning("Jobs could not be given back now.", extra={"cause": str(error), "count": len(tags)})
+            self._unreturned.set()
+        self.look()
+
     def wait_for_list(self, step: int) -> None:
         """Runs in a waiter's thread: wake the feeder when this list holds something."""
         if self._broker.wait(self.queue, step, WAIT_S):
@@ -140,16 +158,15 @@ class Lane:
 
     def _feed(self) -> None:
         backoff = Backoff()
-        answer_lost = False
         while not self.stopping:
             try:
-                if answer_lost:
+                if self._unreturned.is_set():
+                    self._unreturned.clear()
                     self._release_unknown()
-                    answer_lost = False
                 self._feed_once()
                 backoff.reset()
             except BrokerUnavailable as error:
-                answer_lost = True
+                self._unreturned.set()
                 # What could not be put aside is given back with what an answer that was lost may have brought.
                 self.forget([lease.tag for lease in self._unread()])
                 log.warning("The broker is away; leasing goes on when it is back.", extra={"cause": str(error)})
