@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from broker import Broker, BrokerUnavailable, WorkerInfo
+from broker.sync import MAX_MOVED
 from telemetry.metrics import WorkerMetrics
 from workers.lane import Lane
 from workers.threads import core_thread
@@ -94,19 +95,24 @@ class Keeper:
                 lane.look()
             lane.bury_exhausted(reclaimed.exhausted)
 
-    def _bring_due(self) -> None:
+    def _bring_due(self) -> bool:
+        """True when one call did not bring all that is due."""
+        more = False
         for lane in self._lanes():
-            if self._broker.due(lane.queue):
+            moved = self._broker.due(lane.queue)
+            if moved:
                 lane.look()
+            more |= moved >= MAX_MOVED
+        return more
 
     def _announce(self) -> None:
         self._broker.announce(self._info())
 
 
 class _Duty:
-    """Something to do every so often."""
+    """Something to do every so often; at once again, after the other duties, when it says that there is more to do."""
 
-    def __init__(self, name: str, every_s: float, perform: Callable[[], None]) -> None:
+    def __init__(self, name: str, every_s: float, perform: Callable[[], bool | None]) -> None:
         self.name = name
         self.next_at = 0.0
         self._every_s = every_s
@@ -118,7 +124,8 @@ class _Duty:
             return
         self.next_at = now + self._every_s
         try:
-            self._perform()
+            if self._perform():
+                self.next_at = now
         except BrokerUnavailable as error:
             self.next_at = now + min(self._every_s, 1.0)
             log.warning("The broker is away; trying again.", extra={"duty": self.name, "cause": str(error)})
