@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -72,6 +73,8 @@ class Wild(Sleeper):
             raise ValueError("\ud800 in a file name")
         if "no text" in rows:
             raise NoText
+        if "unpicklable" in rows:
+            raise Unpicklable(threading.Lock())
         return rows
 
     def postprocess(self, raw: object) -> list[object]:
@@ -79,6 +82,13 @@ class Wild(Sleeper):
         special = {"object": object(), "nan": float("nan"), "array of nan": np.array([1.0, np.nan])}
         special["every other"] = np.arange(6.0, dtype=np.float32)[::2]
         return [special.get(row, row) for row in raw]
+
+
+class Unpicklable(Exception):
+    """What it holds can be neither pickled nor written as JSON."""
+
+    def __str__(self) -> str:
+        return "it holds a lock"
 
 
 class NoText(Exception):
