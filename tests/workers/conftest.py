@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.events import EventReceiver
 from celery.result import AsyncResult
 
 from broker.embedded import EmbeddedServer
@@ -143,6 +145,21 @@ def celery_app(url: str, **settings: object) -> Iterator[Celery]:
         app.backend.result_consumer.stop()  # type: ignore[attr-defined]  # the stubs know the base class only
         app.backend.client.connection_pool.disconnect()  # type: ignore[attr-defined]
     gc.collect()
+
+
+@contextmanager
+def collected_events(app: Celery) -> Iterator[list[dict[str, object]]]:
+    """Every event on the broker from now on."""
+    events: list[dict[str, object]] = []
+    with app.connection_for_read() as connection:
+        receiver = EventReceiver(connection, handlers={"*": events.append}, app=app)
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        try:
+            yield events
+        finally:
+            receiver.should_stop = True
+            thread.join()
 
 
 def wait_until_controllable(client: Celery) -> None:

@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from celery import Celery
-from celery.events import EventReceiver
-
 from tests.conftest import wait_until
-from tests.workers.conftest import Shop
-
-
-@contextmanager
-def collected_events(app: Celery) -> Iterator[list[dict[str, object]]]:
-    """Every event on the broker from now on."""
-    events: list[dict[str, object]] = []
-    with app.connection_for_read() as connection:
-        receiver = EventReceiver(connection, handlers={"*": events.append}, app=app)
-        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
-        thread.start()
-        try:
-            yield events
-        finally:
-            receiver.should_stop = True
-            thread.join()
+from tests.workers.conftest import Shop, collected_events
 
 
 def test_a_worker_is_inspected_by_its_name(shop: Shop) -> None:
