@@ -103,7 +103,7 @@ def celery_client(valkey_url: str) -> Iterator[Celery]:
 
 @dataclass(frozen=True)
 class Shop:
-    """A server, a worker and a plain client that all tests of a module share."""
+    """A server, a worker and a plain client that tests share."""
 
     url: str
     worker: RunningWorker
@@ -120,7 +120,7 @@ class Shop:
         return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Its worker serves the small models; what a test sends is no other test's business."""
     folder = tmp_path_factory.mktemp("shop")

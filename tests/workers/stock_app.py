@@ -23,8 +23,10 @@ def add(left: int, right: int) -> int:
 
 @app.task(name="shop.slow", acks_late=True)
 def slow(seconds: float, journal: str) -> str:
-    """Notes each of its runs in a file."""
+    """Notes each of its runs in a file; ends early when there is one of that name with the suffix `.end`."""
     with open(journal, "a") as file:
         file.write("run\n")
-    time.sleep(seconds)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not os.path.exists(journal + ".end"):
+        time.sleep(0.05)
     return "slept"
