@@ -118,10 +118,9 @@ def test_a_message_of_fifty_megabytes_is_buried_and_its_letter_can_be_handled(tm
         shown = dead("show", "echo", huge.id)
         assert "broker.max_message_bytes" in shown
         assert len(shown) < 20_000, "a terminal is no place for fifty megabytes"
-        kept = DeadLetter.decode(client.lindex(DEAD, 0) or b"").message
-        assert len(kept) > 50_000_000, "it can be retried once the limit is raised"
-        assert dead("purge", "echo", huge.id) == "1 thrown away\n"
-        assert client.llen(DEAD) == 0
+        letter = client.lindex(DEAD, 0)
+        assert isinstance(letter, bytes)
+        assert len(DeadLetter.decode(letter).message) > 50_000_000, "it can be retried once the limit is raised"
 
 
 def test_a_message_as_large_as_allowed_is_served_and_an_oversized_one_without_id_is_buried(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -84,7 +84,7 @@ def test_a_call_that_has_not_begun_when_it_expires_is_revoked(shop: Shop) -> Non
     for result in late:
         with pytest.raises(TaskRevokedError, match="expired"):
             result.get(timeout=10)
-        assert result.state == "REVOKED"
+        assert str(result.state) == "REVOKED"
 
 
 def test_delayed_calls_begin_at_their_time_whatever_zone_it_is_told_in(shop: Shop) -> None:
@@ -150,9 +150,9 @@ def test_of_a_backlog_higher_priorities_begin_before_lower_ones(shop: Shop) -> N
     ],
     ids=["kombu's own names", "nested", "Celery's own names"],
 )
-def test_headers_of_the_callers_own_change_nothing(shop: Shop, headers: Mapping[str, object]) -> None:
+def test_headers_of_the_callers_own_change_nothing(shop: Shop, headers: dict[str, Any]) -> None:
     signature = shop.app.signature("sheaf.infer", args=["x"], queue="infer.echo")
-    assert signature.apply_async(headers=dict(headers)).get(timeout=10) == "x"
+    assert signature.apply_async(headers=headers).get(timeout=10) == "x"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_call_that_is_sent_twice_runs_once_and_answers_both(shop: Shop, moment
 def test_a_result_can_be_read_again_from_its_id_alone_until_it_is_forgotten(shop: Shop) -> None:
     sent = shop.call({"a": [1.5, None]})
     sent.get(timeout=10)
-    again = AsyncResult(sent.id, app=shop.app)
+    again: AsyncResult[Any] = AsyncResult(sent.id, app=shop.app)
     begin = time.monotonic()
     assert again.get(timeout=10) == {"a": [1.5, None]}
     assert (again.state, again.successful(), again.children) == ("SUCCESS", True, [])
@@ -205,7 +205,7 @@ def test_a_result_can_be_read_again_from_its_id_alone_until_it_is_forgotten(shop
 def test_a_saved_group_of_twenty_comes_back_in_order(shop: Shop) -> None:
     calls = [shop.app.signature("sheaf.infer", args=[row], queue="infer.echo", priority=row % 10) for row in range(20)]
     sent = group(calls, app=shop.app).apply_async()
-    sent.save()
+    sent.save()  # type: ignore[attr-defined]  # the stubs take a group's result for a call's
     found = GroupResult.restore(sent.id, app=shop.app)
     assert isinstance(found, GroupResult)
     assert found.get(timeout=10) == list(range(20))

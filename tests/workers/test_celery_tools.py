@@ -21,8 +21,7 @@ def test_a_worker_is_inspected_by_its_name(shop: Shop) -> None:
 
 def test_stats_count_the_jobs_that_have_ended(shop: Shop) -> None:
     def stats() -> dict[str, Any]:
-        answered: dict[str, Any] = (shop.app.control.inspect(destination=[NODE], timeout=5).stats() or {})[NODE]
-        return answered
+        return dict((shop.app.control.inspect(destination=[NODE], timeout=5).stats() or {})[NODE])
 
     def total() -> int:
         return int(stats()["total"].get("sheaf.infer", 0))

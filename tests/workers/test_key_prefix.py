@@ -87,4 +87,5 @@ def test_no_key_lacks_the_prefix(prefixed: Shop) -> None:
 
 
 def keys_without_prefix(prefixed: Shop) -> list[bytes]:
-    return [key for key in prefixed.client.keys("*") if not key.startswith(PREFIX.encode())]
+    keys = prefixed.client.keys("*")
+    return [key for key in keys if isinstance(key, bytes) and not key.startswith(PREFIX.encode())]

@@ -106,7 +106,7 @@ def test_workers_are_replaced_one_by_one_under_load_and_no_call_notices(
     with redis.Redis.from_url(valkey_url) as client:
 
         def stored() -> list[bytes | None]:
-            return client.mget([f"celery-task-meta-{job_id}" for job_id in ids])
+            return list(client.mget([f"celery-task-meta-{job_id}" for job_id in ids]))
 
         wait_until(lambda: None not in stored(), description="every job has ended")
         ends = [json.loads(meta or b"") for meta in stored()]
