@@ -84,6 +84,6 @@ def test_calls_that_are_due_together_come_at_once(start_worker: StartWorker, new
         wait_until(lambda: client.zcard(DELAYED) < count, description="the first come")
         begin = time.monotonic()
         wait_until(lambda: client.zcard(DELAYED) == 0, description="all have come")
-        assert time.monotonic() - begin < patient_s
+        assert time.monotonic() - begin < 0.7 * patient_s
         ids = [f"celery-task-meta-delayed-{number}" for number in range(count)]
         wait_until(lambda: client.exists(*ids) == count, description="all have run", timeout_s=30)
