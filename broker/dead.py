@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Self, cast
 
 import orjson
@@ -12,6 +13,9 @@ from broker.connect import connect
 from broker.faults import translated
 from broker.keys import PRIORITY_STEPS, Keys
 from broker.lua import script_text
+
+#: Letters that one command reads.
+AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,16 @@ class DeadLetters:
         with translated():
             return self._client.llen(self._keys.queue(queue).dead)
 
-    def newest(self, queue: str, limit: int | None = None) -> list[DeadLetter]:
-        """At most `limit` letters, the newest first."""
-        with translated():
-            raws = self._client.lrange(self._keys.queue(queue).dead, 0, -1 if limit is None else limit - 1)
-        return [DeadLetter.decode(raw) for raw in cast("list[bytes]", raws)]
+    def newest(self, queue: str, limit: int | None = None) -> Iterator[DeadLetter]:
+        """At most `limit` letters, the newest first. They may be large, so only a few are read at a time."""
+        name = self._keys.queue(queue).dead
+        for first in count(0, AT_A_TIME):
+            wanted = AT_A_TIME if limit is None else min(AT_A_TIME, limit - first)
+            with translated():
+                raws = cast("list[bytes]", self._client.lrange(name, first, first + wanted - 1)) if wanted > 0 else []
+            yield from map(DeadLetter.decode, raws)
+            if len(raws) < AT_A_TIME:
+                return
 
     def revive(self, letter: DeadLetter) -> bool:
         """Let the letter's message run again. False when somebody else has taken the letter."""

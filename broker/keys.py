@@ -14,6 +14,9 @@ PRIORITY_SEPARATOR = "\x06\x16"
 PRIORITY_STEPS = (0, 3, 6, 9)
 #: Seconds for which what a probe wrote is kept.
 PROBE_TTL_S = 10
+#: A prefix that ends in one of these is used for result keys as it is.
+#: Source: `celery.backends.base`, `_add_global_keyprefix`.
+RESULT_SEPARATORS = (":", "_", "-", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class Keys:
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         self._own = prefix + "sheaf:"
-        self._results = prefix + "celery-task-meta-"
+        # Celery's result backend sets a prefix off that does not end in a separator; kombu's transport does not.
+        separator = "" if not prefix or prefix.endswith(RESULT_SEPARATORS) else "_"
+        self._results = f"{prefix}{separator}celery-task-meta-"
 
     def queue(self, name: str) -> QueueKeys:
         own = self._own

@@ -8,6 +8,7 @@ from __future__ import annotations
 import binascii
 import socket
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -119,8 +120,12 @@ def _encode(
     )
 
 
-def decode(raw: bytes) -> Message:
-    """Take a queued message apart. Raises `BadMessage` with a reason, and with the job's id where one can be read."""
+def decode(raw: bytes, max_bytes: int | None = None) -> Message:
+    """Take a queued message apart. Raises `BadMessage` with a reason, and with the job's id where one can be read.
+
+    Of a message over `max_bytes` only the envelope is read, for the id.
+    """
+    oversized = max_bytes is not None and len(raw) > max_bytes
     try:
         envelope = orjson.loads(raw)
         headers = envelope["headers"]
@@ -130,9 +135,13 @@ def decode(raw: bytes) -> Message:
     except orjson.JSONDecodeError as error:
         raise BadMessage(f"the message is not JSON: {error}") from None
     except (KeyError, TypeError):
-        raise BadMessage("the message is not of Celery's protocol 2: it lacks headers `id` and `task`") from None
+        if oversized:
+            raise BadMessage(_over(raw, max_bytes)) from None
+        raise _without_headers(envelope) from None
     if not isinstance(job_id, str) or not job_id:
         raise BadMessage("the header `id` is not a string")
+    if oversized:
+        raise BadMessage(_over(raw, max_bytes), job_id=job_id)
     args, kwargs, embed = _body(envelope, properties, job_id)
     try:
         own = _own_header(headers.get("sheaf"))
@@ -154,18 +163,40 @@ def decode(raw: bytes) -> Message:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
 
 
+def _over(raw: bytes, max_bytes: int | None) -> str:
+    return f"the message has {len(raw)} bytes, {max_bytes} are read at most (broker.max_message_bytes)"
+
+
+def _without_headers(envelope: object) -> BadMessage:
+    """For a message without the headers of protocol 2. Protocol 1 keeps the id in the body."""
+    match envelope:
+        case {"content-type": "application/json", "body": str(body), "properties": dict(properties)}:
+            with suppress(ValueError):
+                match orjson.loads(_text(body, properties)):
+                    case {"task": str(), "id": str(job_id)} if job_id:
+                        reason = "the message is of Celery's protocol 1, only 2 is read: unset task_protocol"
+                        return BadMessage(reason, job_id=job_id)
+    return BadMessage("the message is not of Celery's protocol 2: it lacks properties, or the headers `id` and `task`")
+
+
+def _text(body: str, properties: dict[str, object]) -> bytes | str:
+    return binascii.a2b_base64(body, strict_mode=True) if properties.get("body_encoding") == "base64" else body
+
+
 def _body(
     envelope: dict[str, object], properties: object, job_id: str
 ) -> tuple[list[object], dict[str, object], dict[str, object]]:
     content_type = envelope.get("content-type")
     if content_type != "application/json":
         raise BadMessage(f"content type {content_type!r} is refused, only application/json is read", job_id=job_id)
+    match envelope.get("headers"):
+        case {"compression": str(compression)} if compression:
+            raise BadMessage(f"the body is compressed ({compression}): unset task_compression", job_id=job_id)
     body = envelope.get("body")
     if not isinstance(body, str) or not isinstance(properties, dict):
         raise BadMessage("the message has no body or no properties", job_id=job_id)
     try:
-        text = binascii.a2b_base64(body, strict_mode=True) if properties.get("body_encoding") == "base64" else body
-        args, kwargs, embed = orjson.loads(text)
+        args, kwargs, embed = orjson.loads(_text(body, properties))
     except binascii.Error as error:
         raise BadMessage(f"the body is not base64: {error}", job_id=job_id) from None
     except orjson.JSONDecodeError as error:

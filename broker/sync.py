@@ -51,10 +51,13 @@ class Broker:
         max_attempts: int = 3,
         result_ttl_s: int = 86400,
         read_timeout_s: float = 10.0,
+        max_message_bytes: int | None = None,
     ) -> None:
         self.session = session
         self.lease_s = lease_s
         self.max_attempts = max_attempts
+        #: What whoever reads a leased message does not read beyond; None for no limit.
+        self.max_message_bytes = max_message_bytes
         self.keys = Keys(key_prefix)
         self._result_ttl_s = result_ttl_s
         self._client = connect(url, read_timeout_s)

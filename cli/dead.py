@@ -25,6 +25,9 @@ Numbers = Annotated[list[str] | None, typer.Argument(help="Numbers or job ids, a
 All = Annotated[bool, typer.Option("--all", help="All letters of this model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+#: Most characters of a message that `show` prints without --json.
+SHOWN = 10_000
+
 
 @app.callback()
 def _group() -> None:
@@ -45,13 +48,13 @@ def list_letters(
     settings = loaded_settings().settings
     with _open(settings) as dead:
         names = [*settings.models, CALLBACKS] if model is None else [model]
-        letters = [letter for name in names for letter in dead.newest(_queue(name), limit)]
+        views = [_view(letter) for name in names for letter in dead.newest(_queue(name), limit)]
         counts = {name: dead.count(_queue(name)) for name in names}
     if as_json:
-        typer.echo(json.dumps([_view(letter) for letter in letters], indent=2))
+        typer.echo(json.dumps(views, indent=2))
         return
-    for letter in letters:
-        typer.echo(f"{letter.queue}  {letter.number}  {_moment(letter)}  {letter.job_id or '-'}  {letter.reason}")
+    for view in views:
+        typer.echo("  ".join(str(view[field] or "-") for field in ("queue", "number", "buried_at", "job_id", "reason")))
     typer.echo(", ".join(f"{name}: {count}" for name, count in counts.items()) + " dead letters")
 
 
@@ -62,12 +65,15 @@ def show(
     """Show one letter with its message."""
     with _open(loaded_settings().settings) as dead:
         [letter] = _chosen(dead, model, [number], everything=False)
-    view = {**_view(letter), "message": letter.message.decode("utf-8", "backslashreplace")}
+    message = letter.message.decode("utf-8", "backslashreplace")
     if as_json:
-        typer.echo(json.dumps(view, indent=2))
+        typer.echo(json.dumps({**_view(letter), "message": message}, indent=2))
         return
-    for name, value in view.items():
+    for name, value in _view(letter).items():
         typer.echo(f"{name}: {value}")
+    typer.echo(f"message: {message[:SHOWN]}")
+    if len(message) > SHOWN:
+        typer.echo(f"… {len(message)} characters in all: --json prints them")
 
 
 @app.command()
@@ -102,11 +108,12 @@ def _chosen(dead: DeadLetters, model: str, numbers: Sequence[str] | None, everyt
         raise CommandError("name letters by number or job id, or give --all")
     letters = dead.newest(_queue(model))
     if numbers is None or everything:
-        return letters
+        return list(letters)
+    chosen = [letter for letter in letters if letter.number in numbers or letter.job_id in numbers]
     for number in numbers:
-        if not any(number in (letter.number, letter.job_id) for letter in letters):
+        if not any(number in (letter.number, letter.job_id) for letter in chosen):
             raise CommandError(f"{_queue(model)} has no dead letter {number}: see `sheaf dead list {model}`")
-    return [letter for letter in letters if letter.number in numbers or letter.job_id in numbers]
+    return chosen
 
 
 def _view(letter: DeadLetter) -> dict[str, object]:

@@ -37,6 +37,8 @@ class BrokerSettings(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = 3
     #: Jobs that may wait per model; 0 for no limit.
     max_queue_depth: Annotated[int, Field(ge=0)] = 100_000
+    #: A message over this goes to the dead letters unread.
+    max_message_bytes: Annotated[int, Field(ge=65_536)] = 33_554_432
     #: After so long without an answer a connection counts as dead.
     read_timeout_s: float = 10.0
 
@@ -216,6 +218,11 @@ class Settings(_Section):
             if port in taken:
                 raise ValueError(f"{key} and {taken[port]} are both {port}")
             taken[port] = key
+        if self.broker.max_message_bytes < 2 * self.api.max_payload_bytes:
+            raise ValueError(
+                "broker.max_message_bytes is below twice api.max_payload_bytes: a payload is a third larger in its "
+                "message, and workers would refuse what the API accepted"
+            )
         for name, model in self.models.items():
             if 0 < self.broker.max_queue_depth < model.max_batch_size:
                 raise ValueError(

@@ -18,6 +18,9 @@ from broker.connect import SentinelAddress
 from broker.message import CALLBACKS, TASK_NAME
 from configs import BrokerSettings, Settings, load_settings
 
+#: Options of kombu's Redis transport that name the keys of messages that a consumer has not acknowledged.
+UNACKED_KEYS = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
+
 
 def make_app(settings: Settings) -> Celery:
     """A Celery application for these settings."""
@@ -44,6 +47,9 @@ def _celery_settings(broker: BrokerSettings, result_ttl_s: int) -> dict[str, Any
     url, options = _celery_url(broker.server_url)
     if broker.key_prefix:
         options["global_keyprefix"] = broker.key_prefix
+    # Kombu's consumers give back whatever has lain under these keys for longer than their own `visibility_timeout`.
+    # Under the stock names that would be other applications' tasks on this database, which may run longer than that.
+    options |= {key: f"sheaf:{key.removesuffix('_key')}" for key in UNACKED_KEYS}
     options["socket_timeout"] = broker.read_timeout_s
     options["socket_keepalive"] = not url.startswith("unix")
     # Nothing else tells Celery of a connection that went silent while it listens.

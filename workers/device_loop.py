@@ -93,15 +93,18 @@ class DeviceLoop:
     def _may_run(self, lane: Lane, rows: Sequence[RowRef]) -> list[RowRef]:
         """Those rows whose job is still ours, not ended, not cancelled and not expired; their jobs are now started."""
         now, now_wall = time.monotonic(), time.time()
-        fresh, endings = lane.claim(rows, now_wall)
-        if fresh:
-            running, revoked = self._start(lane, fresh)
+        claim = lane.claim(rows, now_wall)
+        endings = claim.endings
+        if claim.fresh:
+            running, revoked = self._start(lane, claim.fresh)
             for job in running:
                 job.started, job.started_at = now, now_wall
             self._started(running)
             endings += [lane.revoked(job) for job in revoked]
         if endings:
             self._settling.put(Endings(lane, endings))
+        if claim.twins:
+            lane.let_wait(claim.twins)
         return [row for row in rows if lane.runs(row.job)]
 
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:

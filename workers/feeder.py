@@ -184,7 +184,7 @@ class Feeder:
     def _read(self, lease: Lease, now: float, now_wall: float) -> Job | Burial:
         message = None
         try:
-            message = decode(lease.message)
+            message = decode(lease.message, self._broker.max_message_bytes)
             age = max(0.0, now_wall - message.enqueued_at) if message.enqueued_at is not None else 0.0
             return parse(lease, message, self.lane.kind.task, now - age)
         except BadMessage as error:

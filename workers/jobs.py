@@ -162,7 +162,8 @@ def failed(job: Job, served: Served, error: RowError, now: float) -> Ending:
 
 def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     """The ending of a job that was not run: cancelled or expired."""
-    result = encode_dropped(job.id, status, reason, _facts(job, served, time.time()))
+    facts = _facts(job, served, time.time())
+    result = None if job.message.ignore_result else encode_dropped(job.id, status, reason, facts)
     settlement = _settlement(job, served, result, REVOKED, revocation(reason).stored())
     settlement.follow_always = True
     return Ending(job, status, settlement)

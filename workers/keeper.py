@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from broker import Broker, BrokerUnavailable, WorkerInfo
+from broker.sync import MAX_MOVED
 from telemetry.metrics import WorkerMetrics
 from workers.feeder import Feeder, FeederPorts
 from workers.lane import Lane
@@ -136,10 +137,15 @@ class Keeper:
                 feeder.look()
             self._ports.burials(lane, lane.bury_exhausted(reclaimed.exhausted))
 
-    def _bring_due(self) -> None:
+    def _bring_due(self) -> bool:
+        """True when one call did not bring all that is due."""
+        more = False
         for feeder in self._feeders():
-            if self._broker.due(feeder.lane.queue):
+            moved = self._broker.due(feeder.lane.queue)
+            if moved:
                 feeder.look()
+            more |= moved >= MAX_MOVED
+        return more
 
     def _lanes(self) -> list[Lane]:
         return [feeder.lane for feeder in self._feeders()]
@@ -149,9 +155,9 @@ class Keeper:
 
 
 class _Duty:
-    """Something to do every so often."""
+    """Something to do every so often; at once again, after the other duties, when it says that there is more to do."""
 
-    def __init__(self, name: str, every_s: float, perform: Callable[[], None]) -> None:
+    def __init__(self, name: str, every_s: float, perform: Callable[[], bool | None]) -> None:
         self.name = name
         self.next_at = 0.0
         self._every_s = every_s
@@ -167,7 +173,8 @@ class _Duty:
             return
         self.next_at = now + self._every_s
         try:
-            self._perform()
+            if self._perform():
+                self.next_at = now
         except BrokerUnavailable as error:
             self.next_at = now + min(self._every_s, 1.0)
             log.warning("The broker is away; trying again.", extra={"duty": self.name, "cause": str(error)})

@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from batching import Batcher, Limits, Row
-from broker import BadMessage, Broker, FollowUp, JobStatus, Lease
+from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease
 from broker.dead import DeadLetter
 from broker.message import Message, decode
 from inference import Encoded
@@ -51,6 +52,18 @@ class HeldJob:
     job: Job
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What became of jobs whose rows the device took."""
+
+    #: They begin now.
+    fresh: list[Job] = field(default_factory=list)
+    #: Of those that were revoked or have expired.
+    endings: list[Ending] = field(default_factory=list)
+    #: The same call, sent twice: its id is running already.
+    twins: list[Job] = field(default_factory=list)
+
+
 class Lane:
     """Owns a queue's batcher and leases. `lock` guards both; `is_revoked` is Celery's memory of `revoke`."""
 
@@ -77,6 +90,10 @@ class Lane:
         self._broker = broker
         self._lock = lock
         self._is_revoked = is_revoked
+        #: What the server held for this worker at the last look, and nobody here knew of.
+        self._unknown: set[bytes] = set()
+        #: Ids of the jobs that the device has claimed and that are not settled yet.
+        self._claimed_ids: set[str] = set()
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """These messages are ours from now on."""
@@ -92,25 +109,24 @@ class Lane:
                 self.batcher.add(row, now)
             self._lock.notify_all()
 
-    def claim(self, rows: Sequence[RowRef], now_wall: float) -> tuple[list[Job], list[Ending]]:
-        """For the device, before these rows run: the jobs that begin with them, and the endings of those that do not.
-
-        Rows of jobs that are neither ours nor running by then must not run: see `runs`.
-        """
-        fresh: list[Job] = []
-        endings: list[Ending] = []
+    def claim(self, rows: Sequence[RowRef], now_wall: float) -> Claim:
+        """For the device, before these rows run. Which of them may run then is told by `runs`."""
+        claim = Claim()
         with self._lock:
             for job in dict.fromkeys(row.job for row in rows):
                 if job.claimed or job.dropped or job.lease.tag not in self.held:
                     continue
                 ending = self.not_to_run(job, now_wall)
-                if ending is None:
-                    job.claimed = True
-                    fresh.append(job)
-                else:
+                if ending is not None:
                     job.dropped = True
-                    endings.append(ending)
-        return fresh, endings
+                    claim.endings.append(ending)
+                elif job.id in self._claimed_ids:
+                    claim.twins.append(job)
+                else:
+                    job.claimed = True
+                    self._claimed_ids.add(job.id)
+                    claim.fresh.append(job)
+        return claim
 
     def runs(self, job: Job) -> bool:
         """Whether rows of this job may run now."""
@@ -147,7 +163,9 @@ class Lane:
         """These leases have ended."""
         with self._lock:
             for tag in tags:
-                self.held.pop(tag, None)
+                job = self.held.pop(tag, None)
+                if job is not None and job.claimed:
+                    self._claimed_ids.discard(job.id)
         self.fewer.set()
 
     def drop_lost(self) -> int:
@@ -172,11 +190,36 @@ class Lane:
             tags = list(self.held)
         return self._release(tags)
 
+    def let_wait(self, twins: Iterable[Job]) -> None:
+        """Give back calls whose id runs already: once the other has ended, its result will be theirs too.
+
+        What the broker cannot take now is found by `release_forgotten`.
+        """
+        tags = [job.lease.tag for job in twins]
+        self.forget(tags)
+        with suppress(BrokerUnavailable):
+            self._broker.release(self.queue, sorted(tags, key=int))
+
     def release_unknown(self) -> int:
-        """Give back what the server handed us in an answer that never arrived."""
+        """Give back what the server handed us in an answer that never arrived; returns how much."""
+        return self._release(self._unknown_tags())
+
+    def release_forgotten(self) -> int:
+        """Give back what the server holds for this worker though it knew of it neither now nor at the last look.
+
+        A lease may be carried out after its caller has given it up, and after `release_unknown`: by a network or a
+        server that stood still. Renewed with all the rest, such messages would be held, and not run, for ever.
+        """
+        unknown = self._unknown_tags()
+        forgotten = unknown & self._unknown
+        self._unknown = unknown - forgotten
+        return self._release(forgotten)
+
+    def _unknown_tags(self) -> set[bytes]:
+        """What the server holds for this worker and this lane does not know of."""
         with self._lock:
             known = set(self.held)
-        return self._release([tag for tag in self._broker.held_tags(self.queue) if tag not in known])
+        return set(self._broker.held_tags(self.queue)) - known
 
     def snapshot(self) -> list[HeldJob]:
         """The jobs that are held now, as far as they were read."""

@@ -103,6 +103,7 @@ def _open_broker(settings: Settings) -> Broker:
         max_attempts=settings.broker.max_attempts,
         result_ttl_s=settings.api.result_ttl_s,
         read_timeout_s=settings.broker.read_timeout_s,
+        max_message_bytes=settings.broker.max_message_bytes,
     )
     backoff = Backoff()
     begin = time.monotonic()

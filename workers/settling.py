@@ -104,7 +104,7 @@ class Settler:
             return
         answers = self._store(item.lane, [burial.settlement for burial in item.burials])
         buried = [
-            burial for burial, answer in zip(item.burials, answers, strict=True) if answer is not SettleAnswer.LOST
+            burial for burial, answer in zip(item.burials, answers, strict=True) if answer is SettleAnswer.SETTLED
         ]
         served = item.lane.served
         self._metrics.buried(served.model, len(buried))

@@ -65,6 +65,10 @@ def envelope(**changes: object) -> bytes:
         (b"{", "not JSON", None),
         (b"[]", "protocol 2", None),
         (b'{"headers": {}}', "protocol 2", None),
+        (b'{"headers": {}, "properties": {}, "content-type": "application/json", "body": "[1]"}', "protocol 2", None),
+        (envelope(headers={}, body=base64.b64encode(b'{"task": "t", "id": "job-1"}').decode()), "protocol 1", "job-1"),
+        (envelope(headers={}, body="@@@"), "protocol 2", None),
+        (envelope(headers={"id": "job-1", "task": "t", "compression": "application/x-gzip"}), "compressed", "job-1"),
         (b'{"headers": {"id": 7, "task": "t"}, "properties": {}}', "not a string", None),
         (envelope(**{"content-type": "application/x-python-serialize"}), "refused", "job-1"),
         (envelope(body="@@@"), "not base64", "job-1"),
@@ -78,3 +82,13 @@ def test_a_message_that_cannot_be_read_is_refused_with_a_reason(raw: bytes, reas
     with pytest.raises(BadMessage, match=reason) as caught:
         decode(raw)
     assert caught.value.job_id == job_id
+
+
+def test_of_a_message_over_the_limit_only_the_id_is_read() -> None:
+    raw = envelope(body="@@@")
+    with pytest.raises(BadMessage, match="not base64"):
+        decode(raw, len(raw))
+    for oversized, job_id in ((raw, "job-1"), (b'{"body": "' + b"@" * len(raw) + b'"}', None)):
+        with pytest.raises(BadMessage, match=r"broker\.max_message_bytes") as caught:
+            decode(oversized, len(raw) - 1)
+        assert caught.value.job_id == job_id

@@ -99,6 +99,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         ({"workers": {"prefetch_batches": 0}}, "workers.prefetch_batches (from {file}): Input should be greater"),
         ({"models": {"sheaf.mine": {"handler": "a:B"}}}, "names that begin with `sheaf.` are the service's own"),
         ({"models": {"minilm": {"max_wait_ms": 60000}}}, "models.minilm.max_wait_ms is not below api.max_wait_s"),
+        ({"broker": {"max_message_bytes": 1_500_000}}, "broker.max_message_bytes is below twice api.max_payload_bytes"),
         ({"broker": {"url": "http://redis"}}, "broker.url (from {file}): it must be `embedded`, redis://"),
         ({"broker": {"url": "sentinel://host/0"}}, "master=NAME"),
         ({"broker": {"read_timeout_s": 1.5}}, "broker.read_timeout_s (from {file}): it must be 2 or more"),

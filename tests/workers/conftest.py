@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from celery.events import EventReceiver
+from celery.result import AsyncResult
 
+from broker.embedded import EmbeddedServer
 from tests.conftest import free_port, wait_until
 from tests.services import Service, metric
 
@@ -42,19 +48,31 @@ StartWorker = Callable[..., RunningWorker]
 @pytest.fixture
 def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     """Starts workers on a URL; all are stopped at the end of the test."""
+    with starting_workers(tmp_path) as start:
+        yield start
+
+
+@contextmanager
+def starting_workers(folder: Path) -> Iterator[StartWorker]:
+    """Starts workers that keep their files in `folder`; all are killed in the end."""
     started: list[Service] = []
 
     def start(
-        url: str, *, lease_s: float = 30.0, models: dict[str, object] | None = None, ready: bool = True
+        url: str,
+        *,
+        lease_s: float = 30.0,
+        models: dict[str, object] | None = None,
+        ready: bool = True,
+        broker: Mapping[str, object] | None = None,
     ) -> RunningWorker:
         port = free_port()
         config: dict[str, object] = {
-            "broker": {"url": url, "lease_s": lease_s},
+            "broker": {"url": url, "lease_s": lease_s} | dict(broker or {}),
             "workers": {"metrics_port": port, "shutdown_grace_s": 20},
             "models": MODELS if models is None else {"minilm": None, "echo": None} | models,
         }
         index = len(started)
-        service = Service("device", "--device", "cpu", config=config, folder=tmp_path / f"worker-{index}")
+        service = Service("device", "--device", "cpu", config=config, folder=folder / f"worker-{index}")
         service.start()
         started.append(service)
         running = RunningWorker(url, port, service)
@@ -64,9 +82,11 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
             )
         return running
 
-    yield start
-    for service in started:
-        service.kill()
+    try:
+        yield start
+    finally:
+        for service in started:
+            service.kill()
 
 
 @pytest.fixture
@@ -81,14 +101,65 @@ def celery_client(valkey_url: str) -> Iterator[Celery]:
         yield app
 
 
+@dataclass(frozen=True)
+class Shop:
+    """A server, a worker and a plain client that tests share."""
+
+    url: str
+    worker: RunningWorker
+    app: Celery
+    client: redis.Redis
+
+    def call(self, row: object, *, model: str = "echo", **options: Any) -> AsyncResult[Any]:
+        """Send one row, as a client that knows nothing of Sheaf does."""
+        return self.app.send_task("sheaf.infer", args=[row], queue=f"infer.{model}", **options)
+
+    def stored(self, job_id: str) -> dict[str, Any]:
+        """The stored result with all its fields; empty while there is none."""
+        found: dict[str, Any] = json.loads(self.client.get(f"celery-task-meta-{job_id}") or b"{}")
+        return found
+
+
+@pytest.fixture(scope="package")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Its worker serves the small models; what a test sends is no other test's business."""
+    folder = tmp_path_factory.mktemp("shop")
+    models = {name: MODELS[name] for name in ("slow", "wild", "picky")}
+    with (
+        EmbeddedServer(free_port(), folder / "valkey") as server,
+        starting_workers(folder) as start,
+        celery_app(server.url) as app,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        worker = start(server.url, models={"minilm": None, "echo": MODELS["echo"]} | models)
+        wait_until_controllable(app)
+        yield Shop(server.url, worker, app, client)
+
+
 @contextmanager
-def celery_app(url: str) -> Iterator[Celery]:
+def celery_app(url: str, **settings: object) -> Iterator[Celery]:
     """A client whose sockets are all closed in the end."""
     with Celery(broker=url, backend=url, set_as_current=False) as app:
+        app.conf.update(settings)
         yield app
         app.backend.result_consumer.stop()  # type: ignore[attr-defined]  # the stubs know the base class only
         app.backend.client.connection_pool.disconnect()  # type: ignore[attr-defined]
     gc.collect()
+
+
+@contextmanager
+def collected_events(app: Celery) -> Iterator[list[dict[str, object]]]:
+    """Every event on the broker from now on."""
+    events: list[dict[str, object]] = []
+    with app.connection_for_read() as connection:
+        receiver = EventReceiver(connection, handlers={"*": events.append}, app=app)
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        try:
+            yield events
+        finally:
+            receiver.should_stop = True
+            thread.join()
 
 
 def wait_until_controllable(client: Celery) -> None:
@@ -100,6 +171,6 @@ def announced(url: str, service: Service) -> bool:
     """True when this process has announced itself, and loads nothing any more."""
     assert service.process.poll() is None, service.log()
     with redis.Redis.from_url(url) as client:
-        found = [client.get(key) for key in client.keys("sheaf:worker:*")]
+        found = [client.get(key) for key in client.keys("*sheaf:worker:*")]
     texts = [text.decode() for text in found if text is not None]
     return any(f'"pid":{service.pid},' in text and '"loading"' not in text and '"state"' in text for text in texts)

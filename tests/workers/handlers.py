@@ -94,6 +94,8 @@ class Wild(Sleeper):
             raise ValueError("\ud800 in a file name")
         if "no text" in rows:
             raise NoText
+        if "unpicklable" in rows:
+            raise Unpicklable(threading.Lock())
         return rows
 
     def postprocess(self, raw: object) -> list[object]:
@@ -101,6 +103,13 @@ class Wild(Sleeper):
         special = {"object": object(), "nan": float("nan"), "array of nan": np.array([1.0, np.nan])}
         special["every other"] = np.arange(6.0, dtype=np.float32)[::2]
         return [special.get(row, row) for row in raw]
+
+
+class Unpicklable(Exception):
+    """What it holds can be neither pickled nor written as JSON."""
+
+    def __str__(self) -> str:
+        return "it holds a lock"
 
 
 class NoText(Exception):
