@@ -18,7 +18,7 @@ import redis.asyncio
 
 from broker.connect import check_server_info, connect_async
 from broker.errors import JobEnded
-from broker.faults import translated
+from broker.faults import lost_transports, translated
 from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, QueueDepth, WorkerInfo
 from broker.keys import PRIORITY_STEPS, Keys
 from broker.lua import script_text
@@ -163,7 +163,8 @@ class AsyncBroker:
         """Run a command that changes nothing; once more on a new connection when the pooled one was dead."""
         with translated():
             try:
-                return await command()
+                with lost_transports():
+                    return await command()
             except redis.ConnectionError:
                 return await command()
 

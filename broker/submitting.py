@@ -10,10 +10,10 @@ from typing import cast
 
 import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
-from broker.errors import BrokerUnavailable, IdempotencyConflict, QueueFull
-from broker.faults import translated
+from broker.errors import IdempotencyConflict, QueueFull
+from broker.faults import lost_transports, translated
 from broker.jobs import NewJob
 from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
 from broker.lua import script_text
@@ -76,7 +76,8 @@ class Submitter:
         try:
             with translated():
                 answers = await self._evaluate_once(self._queue_keys(queue), entries)
-        except (BrokerUnavailable, ResponseError) as error:
+        except Exception as error:
+            # Whatever it is, each caller gets it: one whose future nobody resolves would wait for ever.
             for _, future in entries:
                 if not future.done():
                     future.set_exception(error)
@@ -87,7 +88,8 @@ class Submitter:
 
     async def _evaluate_once(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
         try:
-            return await self._evaluate(keys, entries)
+            with lost_transports():
+                return await self._evaluate(keys, entries)
         except redis.ConnectionError:
             # The pooled connection may have been dead. If the server did carry it out, the jobs' records stop the
             # second run from queueing anything twice.

@@ -69,7 +69,7 @@ class Report:
         uncertain = sum(account.uncertain.values())
         lines = [
             f"chaos for {self.minutes:g} minutes, seed {self.seed}",
-            *_section("faults", self.fault_counts),
+            *_section("faults", {str(kind): count for kind, count in self.fault_counts.items()}),
             *_section("accepted", {producer: account.accepted[producer] for producer in Producer}),
             *_section("what became of them", {fate: account.fates[fate] for fate in Fate if fate != Fate.NEVER_QUEUED}),
             *_section(f"uncertain, of {uncertain:,}", {fate: account.uncertain[fate] for fate in Fate}),
