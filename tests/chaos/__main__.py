@@ -16,7 +16,10 @@ import typer
 from tests.chaos.cluster import ChaosError
 from tests.chaos.run import run
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+
+@app.command()
 def main(
     minutes: Annotated[
         float, typer.Option(help="How long things are broken; start and end come on top.", min=0.1)
@@ -56,4 +59,4 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

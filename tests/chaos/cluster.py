@@ -61,10 +61,12 @@ class Worker:
 class Cluster:
     """Starts everything on entering, ends everything on leaving; all files are under `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ChaosError(f"{folder} is not empty: the results of another run would be taken for this one's")
         self.folder = folder
         self.broker = EmbeddedServer(free_port(), folder / "broker")
-        self.proxy = BrokerProxy(self.broker.port)
+        self.proxy = BrokerProxy(self.broker.port, seed)
         self.workers: list[Worker] = []
         self.api_port = free_port()
         self.api: Service | None = None

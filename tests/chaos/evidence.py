@@ -21,6 +21,8 @@ from tests.chaos.cluster import LEASE_S, SERVED, Cluster
 RESULTS_TOGETHER = 500
 #: A holder whose lease ended so long ago should have been reclaimed by a live worker, milliseconds.
 OVERDUE_MS = (LEASE_S + 3.0) * 1000
+#: Characters of a log message by which it is counted.
+HEAD = 48
 #: Lines of each log that are kept of one job.
 TRAIL_LINES = 20
 
@@ -65,7 +67,8 @@ def gather(cluster: Cluster, job_ids: Sequence[str]) -> Evidence:
                 done = DoneLine(name, str(line["timestamp"]), str(line["status"]))
                 done_lines[str(line["job_id"])].append(done)
             elif line.get("level") in ("WARNING", "ERROR", "CRITICAL"):
-                warnings[f"{line['level'].lower()}: {line['message']}"] += 1
+                # The rest of a message of many lines, and of Celery's long ones, says nothing that counts.
+                warnings[f"{line['level'].lower()}: {line['message'].strip().splitlines()[0]:.{HEAD}}"] += 1
     with cluster.direct() as client:
         return Evidence(results_of(client, job_ids), letters, done_lines, leftovers(client), warnings)
 

@@ -1,12 +1,14 @@
 """A TCP proxy before the broker that can cut every connection, or hold all traffic back for a while.
 
-What it holds back it delivers later even when the sender has given up meanwhile, as a network does: the broker then
-carries out commands whose callers have long been told that they failed.
+What it holds back it delivers later even when the sender has given up meanwhile, each connection at a moment of its own,
+as a network does after an outage, where each has its own time for trying again. So the broker carries out commands whose
+callers have been told that they failed, some of them after what the same callers sent later on another connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
@@ -17,13 +19,16 @@ from typing import Self
 CHUNK_BYTES = 65_536
 #: SO_LINGER on, for 0 seconds: closing sends an RST.
 RESET = struct.pack("ii", 1, 0)
+#: What was held back arrives within so many seconds after the thaw.
+LATE_S = 2.0
 
 
 class BrokerProxy:
     """Forwards a port on loopback to `target_port`, from a thread of its own. Its methods may be called from any."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, seed: int = 0) -> None:
         self._target_port = target_port
+        self._choice = random.Random(f"{seed} proxy")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker proxy", daemon=True)
         self._flowing = asyncio.Event()
@@ -106,7 +111,9 @@ class BrokerProxy:
         """Forward until the source ends or either side breaks, then end the other side in an orderly way."""
         with suppress(OSError):
             while data := await source.read(CHUNK_BYTES):
-                await self._flowing.wait()
+                if not self._flowing.is_set():
+                    await self._flowing.wait()
+                    await asyncio.sleep(self._choice.uniform(0.0, LATE_S))
                 sink.write(data)
                 await sink.drain()
         sink.close()

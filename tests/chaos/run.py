@@ -33,7 +33,7 @@ def run(folder: Path, minutes: float, seed: int, tell: Callable[[str], None]) ->
     """
     ledger = Ledger()
     stopping = threading.Event()
-    with Cluster(folder) as cluster:
+    with Cluster(folder, seed) as cluster:
         tell(f"Everything is up; files are in {folder}.")
         faults = Faults(cluster, seed, stopping)
         producers = _producers(cluster, seed, ledger, stopping)
