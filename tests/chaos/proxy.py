@@ -1,8 +1,8 @@
 """A TCP proxy before the broker that can cut every connection, or hold all traffic back for a while.
 
-What it holds back it delivers later even when the sender has given up meanwhile, each connection at a moment of its own,
-as a network does after an outage, where each has its own time for trying again. So the broker carries out commands whose
-callers have been told that they failed, some of them after what the same callers sent later on another connection.
+What it holds back it delivers later even when the sender has given up meanwhile, each connection at a moment of its
+own, as a network does after an outage, where each has its own time for trying again. So the broker carries out
+commands whose callers have been told that they failed, some of them after what these sent later on another connection.
 """
 
 from __future__ import annotations
