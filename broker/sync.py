@@ -52,6 +52,7 @@ class Broker:
         self.session = session
         self.lease_s = lease_s
         self.max_attempts = max_attempts
+        self.read_timeout_s = read_timeout_s
         self.keys = Keys(key_prefix)
         self._result_ttl_s = result_ttl_s
         self._client = connect(url, read_timeout_s)

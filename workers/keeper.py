@@ -43,6 +43,8 @@ class Keeper:
             _Duty("renew", broker.lease_s / 3, self._renew),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),
             _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
+            # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
+            _Duty("look for forgotten leases", 2 * broker.read_timeout_s, self._release_forgotten),
             _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
         )
 
@@ -98,6 +100,10 @@ class Keeper:
         for lane in self._lanes():
             if self._broker.due(lane.queue):
                 lane.look()
+
+    def _release_forgotten(self) -> None:
+        for lane in self._lanes():
+            lane.release_forgotten()
 
     def _announce(self) -> None:
         self._broker.announce(self._info())

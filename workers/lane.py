@@ -82,6 +82,7 @@ class Lane:
         self._room = threading.Event()
         self._fewer = threading.Event()
         self._in_hand: Sequence[Lease] = ()
+        self._unknown: set[bytes] = set()
         self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
         self._feeder = core_thread(f"feeder {queue}", self._feed)
 
@@ -113,6 +114,17 @@ class Lane:
         lost = known.difference(self._broker.held_tags(self.queue))
         self.forget(lost)
         return len(lost)
+
+    def release_forgotten(self) -> None:
+        """Give back what the server holds for this worker though it knew of it neither now nor at the last look.
+
+        A lease may be carried out after its caller has given it up, and after `_release_unknown`: by a network or a
+        server that stood still. Renewed with all the rest, such messages would be held, and not run, for ever.
+        """
+        unknown = set(self._unknown_tags())
+        forgotten = unknown & self._unknown
+        self._release_tags(sorted(forgotten, key=int))
+        self._unknown = unknown - forgotten
 
     def look(self) -> None:
         """Something was given back to the queue, which wakes no waiter."""
@@ -323,11 +335,17 @@ class Lane:
 
     def _release_unknown(self) -> None:
         """Give back what the server handed us in an answer that never arrived."""
+        self._release_tags(self._unknown_tags())
+
+    def _unknown_tags(self) -> list[bytes]:
+        """What the server holds for this worker and this lane does not know of, oldest first."""
         with self._lock:
             known = set(self.held)
-        unknown = [tag for tag in self._broker.held_tags(self.queue) if tag not in known]
-        if unknown:
-            count = self._broker.release(self.queue, unknown)
+        return [tag for tag in self._broker.held_tags(self.queue) if tag not in known]
+
+    def _release_tags(self, tags: Sequence[bytes]) -> None:
+        if tags:
+            count = self._broker.release(self.queue, tags)
             log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
 
 

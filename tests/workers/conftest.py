@@ -45,11 +45,16 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
     started: list[Service] = []
 
     def start(
-        url: str, *, lease_s: float = 30.0, models: dict[str, object] | None = None, ready: bool = True
+        url: str,
+        *,
+        lease_s: float = 30.0,
+        read_timeout_s: float = 10.0,
+        models: dict[str, object] | None = None,
+        ready: bool = True,
     ) -> RunningWorker:
         port = free_port()
         config: dict[str, object] = {
-            "broker": {"url": url, "lease_s": lease_s},
+            "broker": {"url": url, "lease_s": lease_s, "read_timeout_s": read_timeout_s},
             "workers": {"metrics_port": port, "shutdown_grace_s": 20},
             "models": MODELS if models is None else {"minilm": None, "echo": None} | models,
         }
