@@ -90,14 +90,17 @@ class Faults:
                     return
 
     def do_everything_else(self) -> None:
-        """The other schedule: all other kinds, each as often as any."""
+        """The other schedule: all other kinds, each as often as any; then one last freeze.
+
+        What a freeze leaves behind has to heal without the help of the next fault.
+        """
         choice = random.Random(f"{self._seed} others")
         for kind in _decks(choice, list(self._perform)):
             if self._stopping.wait(choice.uniform(*BETWEEN_FAULTS_S)):
-                return
-            while not self._try(kind, self._perform[kind], choice):
-                if self._stopping.wait(LOOK_S):
-                    return
+                break
+            while not self._try(kind, self._perform[kind], choice) and not self._stopping.wait(LOOK_S):
+                pass
+        self._try(FaultKind.FREEZE, self._freeze, choice)
 
     def _try(self, kind: FaultKind, perform: Callable[[random.Random], str | None], choice: random.Random) -> bool:
         """False when there was nothing to do it to."""
