@@ -156,12 +156,16 @@ def _row_outcome(queue: str, row: MarkedRow) -> dict[str, object]:
 
 
 class CeleryProducer(ChaosProducer):
-    """A plain Celery client that chooses its ids. A call that raised may have been queued all the same, or twice."""
+    """A plain Celery client that chooses its ids. Every other one lets Celery repeat a call that did not get through.
+
+    So a call that raised may have been queued all the same, and one that did not raise may have been queued twice.
+    """
 
     def __init__(
         self, number: int, url: str, seed: int, rate: float, ledger: Ledger, stopping: threading.Event
     ) -> None:
         super().__init__(f"celery {number}", seed, rate, ledger, stopping)
+        self._repeats = number % 2 == 0
         self._app = Celery(broker=url, set_as_current=False)
         self._app.conf.broker_transport_options = {"socket_timeout": HTTP_PATIENCE_S, "socket_connect_timeout": 5.0}
 
@@ -185,7 +189,15 @@ class CeleryProducer(ChaosProducer):
 
     def _send(self, task: str, row: MarkedRow, queue: str, task_id: str, priority: int, delay_s: float | None) -> bool:
         try:
-            self._app.send_task(task, args=[row], queue=queue, task_id=task_id, priority=priority, countdown=delay_s)
+            self._app.send_task(
+                task,
+                args=[row],
+                queue=queue,
+                task_id=task_id,
+                priority=priority,
+                countdown=delay_s,
+                retry=self._repeats,
+            )
         except Exception:
             # Kombu lets more through than its own errors: AttributeError, when the connection is closed under it.
             return False
