@@ -145,7 +145,9 @@ def _fate_of_dead(sent: Sent, reason: str, result: object) -> tuple[Fate, str]:
         return Fate.WRONG, "a dead letter without a reason"
     if not isinstance(result, dict) or result.get("status") != "FAILURE":
         return Fate.WRONG, f"a dead letter ({reason}) whose stored result is {result!r}"
-    if sent.expected.outcome is not Outcome.DEAD and "its worker was lost" not in reason:
+    if "its worker was lost" not in reason and (
+        sent.expected.outcome is not Outcome.DEAD or str(sent.expected.value) not in reason
+    ):
         return Fate.WRONG, f"it had to run, but is dead: {reason}"
     return Fate.DEAD, ""
 

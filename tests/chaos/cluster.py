@@ -19,8 +19,6 @@ from tests.services import Service, answers, metric
 
 #: Short, so that what a killed worker held comes back while the run still lasts.
 LEASE_S = 2.0
-#: Above the default of 3: a lease that ran out because the broker was away counts an attempt too.
-MAX_ATTEMPTS = 5
 #: Shorter than the longest freeze, so that clients give up on answers that come later.
 READ_TIMEOUT_S = 3.0
 WORKERS = 2
@@ -111,16 +109,16 @@ class Cluster:
         """A client that goes past the proxy."""
         return redis.Redis.from_url(self.broker.url, socket_timeout=10)
 
-    def ended_by_themselves(self) -> list[str]:
-        """Start workers again that have ended though nobody killed them; a line for each."""
-        found = []
+    def revive(self) -> list[tuple[str, int]]:
+        """Start workers again that have ended though nobody killed them; the name and exit status of each."""
+        found: list[tuple[str, int]] = []
         for worker in self.workers:
             if not worker.lock.acquire(blocking=False):
                 continue
             try:
                 status = worker.service.process.poll()
                 if status is not None:
-                    found.append(f"{worker.name} ended by itself with status {status}")
+                    found.append((worker.name, status))
                     worker.service.start()
             finally:
                 worker.lock.release()
@@ -140,7 +138,6 @@ class Cluster:
         broker = {
             "url": self.proxy.url,
             "lease_s": LEASE_S,
-            "max_attempts": MAX_ATTEMPTS,
             "read_timeout_s": READ_TIMEOUT_S,
         }
         config = {"broker": broker, "models": MODELS, **sections}

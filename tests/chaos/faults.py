@@ -33,6 +33,7 @@ LOOK_S = 0.25
 
 class FaultKind(StrEnum):
     WORKER_KILL = "worker kill -9"
+    ROW = "worker killed by a row"
     WORKER_STOP = "worker SIGSTOP past its lease"
     BROKER_KILL = "broker kill -9"
     BROKER_RESTART = "broker clean restart"
@@ -58,7 +59,7 @@ class Faults:
         self._seed = seed
         self._stopping = stopping
         self._done: list[Fault] = []
-        self._ended_by_themselves: list[str] = []
+        self._complaints: list[str] = []
         self._perform: dict[FaultKind, Callable[[random.Random], str | None]] = {
             FaultKind.WORKER_STOP: self._stop_worker,
             FaultKind.BROKER_KILL: self._kill_broker,
@@ -77,15 +78,28 @@ class Faults:
         return {kind: happened[kind] for kind in FaultKind}
 
     @property
-    def ended_by_themselves(self) -> Sequence[str]:
-        return list(self._ended_by_themselves)
+    def complaints(self) -> Sequence[str]:
+        """Workers that ended as nothing here makes them end."""
+        return list(self._complaints)
+
+    def watch(self) -> None:
+        """Beside the schedules: start workers again that a row has killed."""
+        while not self._stopping.wait(LOOK_S):
+            self.revive()
+
+    def revive(self) -> None:
+        """Start every worker again that has ended by itself, and note why it had."""
+        for name, status in self._cluster.revive():
+            if status == -signal.SIGKILL:
+                self._done.append(Fault(FaultKind.ROW, time.time(), time.time(), name))
+            else:
+                self._complaints.append(f"{name} ended by itself with status {status}")
 
     def kill_workers(self) -> None:
         """One schedule: kill -9 of a worker that serves, over and over."""
         choice = random.Random(f"{self._seed} kills")
         while not self._stopping.wait(choice.uniform(*BETWEEN_KILLS_S)):
             while not self._try(FaultKind.WORKER_KILL, self._kill_worker, choice):
-                self._ended_by_themselves += self._cluster.ended_by_themselves()
                 if self._stopping.wait(LOOK_S):
                     return
 

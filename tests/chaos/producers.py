@@ -24,6 +24,8 @@ LONGEST_SLEEP_S: Mapping[str, float] = {"echo": 0.0, "quick": 0.02, "slow": 0.06
 FAILS_EVERY = 40
 #: One Celery call in so many names another task, which belongs to the dead letters.
 MISADDRESSED_EVERY = 100
+#: Which calls of the first Celery producer hold a row that kills its worker: one in so many, from this one on.
+KILLS_EVERY, KILLS_FIRST = 1000, 150
 #: One Celery call in so many is delayed, by so many seconds at most.
 DELAYED_EVERY = 20
 LONGEST_DELAY_S = 3.0
@@ -71,7 +73,9 @@ class ChaosProducer(ABC):
 
     def row(self, queue: str) -> MarkedRow:
         fails = queue != "echo" and self.choice.randrange(FAILS_EVERY) == 0
-        return MarkedRow(mark=self.unique(), sleep_s=self.choice.uniform(0, LONGEST_SLEEP_S[queue]), fails=fails)
+        return MarkedRow(
+            mark=self.unique(), sleep_s=self.choice.uniform(0, LONGEST_SLEEP_S[queue]), fails=fails, kills=False
+        )
 
     def unique(self) -> str:
         return str(uuid.UUID(int=self.choice.getrandbits(128), version=4))
@@ -84,6 +88,8 @@ def output_of(queue: str, row: MarkedRow) -> object:
 
 def expectation_of(queue: str, row: MarkedRow) -> Expectation:
     """How a job of this one row has to end."""
+    if row["kills"]:
+        return Expectation(Outcome.DEAD, "its worker was lost")
     if row["fails"]:
         return Expectation(Outcome.FAILS, row["mark"])
     return Expectation(Outcome.SUCCEEDS, output_of(queue, row))
@@ -166,6 +172,8 @@ class CeleryProducer(ChaosProducer):
     ) -> None:
         super().__init__(f"celery {number}", seed, rate, ledger, stopping)
         self._repeats = number % 2 == 0
+        self._first = number == 0
+        self._calls = 0
         self._app = Celery(broker=url, set_as_current=False)
         self._app.conf.broker_transport_options = {"socket_timeout": HTTP_PATIENCE_S, "socket_connect_timeout": 5.0}
 
@@ -174,8 +182,11 @@ class CeleryProducer(ChaosProducer):
             super().run()
 
     def submit(self) -> None:
+        self._calls += 1
         queue = self.queue()
         row = self.row(queue)
+        if self._first and self._calls % KILLS_EVERY == KILLS_FIRST:
+            queue, row = "quick", row | {"kills": True}
         task, expected = "sheaf.infer", expectation_of(queue, row)
         if self.choice.randrange(MISADDRESSED_EVERY) == 0:
             task, expected = "another.task", Expectation(Outcome.DEAD, "another.task")

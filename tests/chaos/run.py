@@ -37,10 +37,11 @@ def run(folder: Path, minutes: float, seed: int, tell: Callable[[str], None]) ->
         tell(f"Everything is up; files are in {folder}.")
         faults = Faults(cluster, seed, stopping)
         producers = _producers(cluster, seed, ledger, stopping)
-        jobs = [producer.run for producer in producers] + [faults.kill_workers, faults.do_everything_else]
+        jobs = [producer.run for producer in producers] + [faults.kill_workers, faults.do_everything_else, faults.watch]
         _run_all(jobs, minutes * 60, stopping)
         tell(f"{len(ledger.sent):,} jobs and {len(faults.done)} faults later: waiting for the rest to end.")
-        complaints = [*faults.ended_by_themselves, *_drain(cluster), *cluster.stop_workers()]
+        undrained = _drain(cluster, faults)
+        complaints = [*faults.complaints, *undrained, *cluster.stop_workers()]
         found = evidence.gather(cluster, [sent.id for sent in ledger.sent])
         result = account(ledger, found, complaints)
         shown = result.problems[:SHOWN]
@@ -71,16 +72,15 @@ def _run_all(jobs: list[Callable[[], None]], duration_s: float, stopping: thread
         one.result()
 
 
-def _drain(cluster: Cluster) -> list[str]:
-    """Wait until nothing is left in any queue; a line for each thing that went wrong."""
-    found: list[str] = []
+def _drain(cluster: Cluster, faults: Faults) -> list[str]:
+    """Wait until nothing is left in any queue; a line when something stays."""
     deadline = time.monotonic() + DRAIN_S
     quiet = 0
     with cluster.direct() as client:
         while quiet < QUIET_LOOKS and time.monotonic() < deadline:
-            found += cluster.ended_by_themselves()
+            faults.revive()
             quiet = 0 if evidence.leftovers(client) else quiet + 1
             time.sleep(LOOK_S)
         if quiet < QUIET_LOOKS:
-            found.append(f"not drained within {DRAIN_S:.0f} s: {evidence.leftovers(client)}")
-    return found
+            return [f"not drained within {DRAIN_S:.0f} s: {evidence.leftovers(client)}"]
+    return []
