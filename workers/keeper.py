@@ -1,4 +1,4 @@
-"""The thread that keeps a worker's promises to the broker: renew, reclaim, bring what is due, announce."""
+"""The thread that keeps a worker's promises to the broker: renew, reclaim, give back, bring what is due, announce."""
 
 from __future__ import annotations
 
