@@ -2,6 +2,9 @@
 # stamp under .venv is older than what it was made from only when that has changed.
 
 PYTHON ?= python3
+# Of the chaos run.
+MINUTES ?= 10
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 SHEAF := $(BIN)/sheaf
@@ -14,7 +17,7 @@ TEST_PACKAGES := redis-server chromium chromium-driver curl
 BENCH_PACKAGES := wrk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format bench lock clean
+.PHONY: help setup serve test lint format bench chaos lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | column -t -s:
@@ -39,6 +42,9 @@ format: $(VENV)/.dev  ## Put the code into our style
 
 bench: $(VENV)/.dev $(VENV)/.peers $(VENV)/.wrk  ## Measure against peers, the quick form (under 5 minutes)
 	@$(SHEAF) bench all --quick
+
+chaos: $(VENV)/.dev  ## Kill, freeze and cut everything while jobs come in, then account for each (MINUTES=10 SEED=1)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED)
 
 lock: $(VENV)/.dev  ## Resolve the lock files anew from pyproject.toml; needs a CPU build of torch within pip's reach
 	@$(PIP_COMPILE) --upgrade --output-file requirements/runtime.lock pyproject.toml

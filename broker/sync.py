@@ -58,6 +58,7 @@ class Broker:
         self.max_attempts = max_attempts
         #: What whoever reads a leased message does not read beyond; None for no limit.
         self.max_message_bytes = max_message_bytes
+        self.read_timeout_s = read_timeout_s
         self.keys = Keys(key_prefix)
         self._result_ttl_s = result_ttl_s
         self._client = connect(url, read_timeout_s)

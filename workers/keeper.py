@@ -57,6 +57,8 @@ class Keeper:
             _Duty("look for frozen steps", SWEEP_EVERY_S, self._look_for_frozen_steps),
             _Duty("sweep", SWEEP_EVERY_S, self._sweep),
             _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
+            # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
+            _Duty("look for forgotten leases", 2 * broker.read_timeout_s, self._release_forgotten),
             _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
         )
 
@@ -146,6 +148,12 @@ class Keeper:
                 feeder.look()
             more |= moved >= MAX_MOVED
         return more
+
+    def _release_forgotten(self) -> None:
+        for feeder in self._feeders():
+            if count := feeder.lane.release_forgotten():
+                log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
+                feeder.look()
 
     def _lanes(self) -> list[Lane]:
         return [feeder.lane for feeder in self._feeders()]

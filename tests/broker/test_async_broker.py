@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 import redis
+import uvloop
 
 from broker import (
     AsyncBroker,
@@ -33,6 +34,7 @@ from broker.embedded import EmbeddedServer
 from broker.message import decode
 from broker.results import Failure, RunFacts, encode_failure, encode_success
 from tests.broker.conftest import QUEUE
+from tests.chaos.proxy import BrokerProxy
 from tests.conftest import free_port
 
 FACTS = RunFacts(
@@ -246,6 +248,37 @@ async def test_a_broker_that_does_not_answer_is_said_to_be_unavailable() -> None
         with pytest.raises(BrokerUnavailable):
             await attempt
     await front.close()
+
+
+def test_under_uvloop_too_a_lost_connection_is_replaced(valkey_server: EmbeddedServer, valkey_url: str) -> None:
+    """uvloop, which the API runs on, has an error of its own for writing to a connection that is gone."""
+
+    async def submit_and_read(proxy: BrokerProxy) -> None:
+        front = await AsyncBroker.open(proxy.url)
+        for _ in range(20):
+            job = new_job()
+            async with asyncio.timeout(10):
+                await front.submit(job)
+                proxy.cut()
+                assert await front.fetch(job.id) is not None
+                proxy.cut()
+                assert await front.submit(job) == job.id
+        await front.close()
+
+    with BrokerProxy(valkey_server.port) as proxy, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(submit_and_read(proxy))
+
+
+async def test_whatever_goes_wrong_in_a_flush_reaches_its_submits(
+    front: AsyncBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a fault of the client library")
+
+    monkeypatch.setattr(front._submitter, "_evaluate", fail)
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="a fault of the client library"):
+            await front.submit(new_job())
 
 
 async def test_a_full_server_refuses_submits_as_unavailable(front: AsyncBroker, client: redis.Redis) -> None:

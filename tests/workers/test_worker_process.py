@@ -134,6 +134,23 @@ def test_a_worker_that_was_frozen_past_its_lease_settles_nothing_and_says_so(
     assert celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO).get(timeout=10) == "x"
 
 
+def test_what_is_held_for_a_worker_that_never_learnt_of_it_is_run(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str
+) -> None:
+    """So it is when a lease is carried out late, after its caller has given it up and looked for what it may hold."""
+    start_worker(valkey_url, broker={"read_timeout_s": 2.0})
+    with redis.Redis.from_url(valkey_url) as client:
+        [session] = client.zrange("sheaf:workers", 0, -1)
+        sent = celery_client.send_task("sheaf.infer", args=["x"], queue="infer.elsewhere")
+        message = client.rpop("infer.elsewhere")
+        with client.pipeline() as lease:
+            lease.hset(f"sheaf:held:{ECHO}:{session.decode()}", "1000", b"1:1:" + message)
+            lease.zadd(f"sheaf:holders:{ECHO}", {session: (time.time() + 30) * 1000})
+            lease.execute()
+    assert sent.get(timeout=20) == "x"
+    assert leased(valkey_url, ECHO) == 0
+
+
 def test_an_input_that_kills_its_worker_each_time_takes_no_other_job_down(
     start_worker: StartWorker, celery_client: Celery, valkey_url: str
 ) -> None:
