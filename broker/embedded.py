@@ -33,10 +33,18 @@ class EmbeddedServer:
     """
 
     def __init__(
-        self, port: int, data_dir: Path, *, extra: tuple[str, ...] = (), binary: Path | str | None = None
+        self,
+        port: int,
+        data_dir: Path,
+        *,
+        fsync: str = "everysec",
+        extra: tuple[str, ...] = (),
+        binary: Path | str | None = None,
     ) -> None:
+        """`fsync` is the server's `appendfsync`."""
         self.port = port
         self.data_dir = data_dir
+        self._fsync = fsync
         self._extra = extra
         self._binary = str(binary or _bundled_binary())
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +68,7 @@ class EmbeddedServer:
             *("--bind", "127.0.0.1"),
             *("--dir", str(self.data_dir.resolve())),
             *("--appendonly", "yes"),
-            *("--appendfsync", "everysec"),
+            *("--appendfsync", self._fsync),
             # Snapshots would double the disk traffic of a queue and add nothing to the append-only file.
             *("--save", ""),
             *("--maxmemory-policy", "noeviction"),

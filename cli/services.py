@@ -107,7 +107,7 @@ def broker() -> NoReturn:
     if not settings.embedded:
         raise CommandError(f"broker.url is {settings.url}: only with `embedded` is there a broker of ours to run")
     check_ports({"broker.embedded_port": ("127.0.0.1", settings.embedded_port)})
-    EmbeddedServer(settings.embedded_port, settings.data_dir).exec()
+    EmbeddedServer(settings.embedded_port, settings.data_dir, fsync=settings.embedded_fsync).exec()
 
 
 def device(

@@ -31,6 +31,10 @@ class BrokerSettings(_Section):
     embedded_port: Port = 6380
     #: Where the embedded server keeps its append-only file; relative to the working directory.
     data_dir: Path = Path("var/valkey")
+    #: When the embedded server's file is forced to disk. `everysec`: what it accepted in the last second or two is lost
+    #: with the machine's power, or with a server that is killed while its disk is slow. `always`: nothing ever is, and
+    #: each write costs a flush of the disk.
+    embedded_fsync: Literal["everysec", "always"] = "everysec"
     #: Put before every key, so that several installations can share a server.
     key_prefix: str = ""
     lease_s: Annotated[float, Field(ge=0.3)] = 30.0

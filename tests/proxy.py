@@ -1,39 +1,50 @@
-"""A TCP proxy that goes wrong on demand: what a network between a service and its broker can do to both."""
+"""A TCP proxy that goes wrong on demand: what a network between a service and its broker can do to both.
+
+What it holds back it delivers later even when the sender has given up meanwhile, each connection at a moment of its
+own where asked for, as a network does after an outage, where each has its own time for trying again. So the broker
+carries out commands whose callers have been told that they failed, some of them after what these sent later on another
+connection.
+"""
 
 from __future__ import annotations
 
-import selectors
+import asyncio
+import random
 import socket
 import struct
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-#: Seconds that the server may take to accept a connection or to read what it is sent.
-PATIENCE_S = 5.0
-#: `SO_LINGER` of no seconds: the close is a reset.
+CHUNK_BYTES = 65_536
+#: SO_LINGER on, for 0 seconds: closing sends an RST.
 RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Passes bytes between its own port and `target_port` on loopback, all from one thread."""
+    """Forwards a port on loopback to `target_port`, from a thread of its own. Its methods may be called from any.
 
-    def __init__(self, target_port: int) -> None:
-        self._target = ("127.0.0.1", target_port)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self._woken, self._waking = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        #: Each open socket and the one that its bytes go to.
-        self._peers: dict[socket.socket, socket.socket] = {}
-        self._abandoned: list[socket.socket] = []
-        self._frozen = False
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+    What was held back by `freeze` arrives within `late_s` seconds after the thaw.
+    """
+
+    def __init__(self, target_port: int, *, late_s: float = 0.0, seed: int = 0) -> None:
+        self._target_port = target_port
+        self._late_s = late_s
+        self._choice = random.Random(f"{seed} proxy")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="broker proxy", daemon=True)
+        self._flowing = asyncio.Event()
+        #: Both ends of each connection, and those of the abandoned ones.
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._abandoned: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
-        port: int = self._listener.getsockname()[1]
+        assert self._server is not None, "the proxy has not been started"
+        port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     @property
@@ -41,91 +52,99 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def __enter__(self) -> Self:
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closing.set()
-        self._waking.send(b"x")
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for opened in (*self._peers, *self._abandoned, self._listener, self._woken, self._waking):
-            opened.close()
-        self._selector.close()
+        self._loop.close()
 
     def reset(self) -> int:
-        """Reset every connection, at both ends; returns how many there were."""
-        with self._lock:
-            ends = list(self._peers)
-            for end in ends:
-                self._forget(end)
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                end.close()
-        return len(ends) // 2
+        """Reset every connection, on both sides; returns how many there were."""
+        return asyncio.run_coroutine_threadsafe(self._reset(), self._loop).result()
 
     def freeze(self) -> None:
-        """From now on nothing passes: connections stay open, new ones are taken and stay silent."""
-        with self._lock:
-            self._frozen = True
-            for end in self._peers:
-                self._selector.unregister(end)
+        """Hold everything back, in both directions, until `thaw`. Connections can still be made."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
 
     def thaw(self) -> None:
         """Everything passes again, what was sent meanwhile too."""
-        with self._lock:
-            self._frozen = False
-            for end in self._peers:
-                self._selector.register(end, selectors.EVENT_READ)
+        self._loop.call_soon_threadsafe(self._flowing.set)
 
     def abandon(self) -> int:
         """Every connection of now stays open and silent for ever, as when a router forgets it; new ones are served."""
-        with self._lock:
-            ends = list(self._peers)
-            for end in ends:
-                self._forget(end)
-            self._abandoned += ends
-        return len(ends) // 2
+        return asyncio.run_coroutine_threadsafe(self._abandon(), self._loop).result()
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            ready = self._selector.select()
-            with self._lock:
-                for key, _ in ready:
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._peers:
-                        self._pass(key.fileobj)
+    async def _listen(self) -> None:
+        self._flowing.set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
-    def _accept(self) -> None:
-        near, _ = self._listener.accept()
+    async def _close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._flowing.set()
+        self._writers |= self._abandoned
+        await self._reset()
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    async def _abandon(self) -> int:
+        count = len(self._writers) // 2
+        self._abandoned |= self._writers
+        self._writers.clear()
+        return count
+
+    async def _reset(self) -> int:
+        writers = list(self._writers)
+        for writer in writers:
+            _reset(writer)
+        return len(writers) // 2
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far = socket.create_connection(self._target, PATIENCE_S)
+            broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
-            near.close()
+            # The broker is down: so is, for its clients, this connection.
+            _reset(writer)
             return
-        near.settimeout(PATIENCE_S)
-        for one, other in ((near, far), (far, near)):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[one] = other
-            if not self._frozen:
-                self._selector.register(one, selectors.EVENT_READ)
-
-    def _pass(self, end: socket.socket) -> None:
-        peer = self._peers[end]
+        pair = {writer, broker_writer}
+        self._writers |= pair
         try:
-            received = end.recv(65536)
-            peer.sendall(received)
-        except OSError:
-            received = b""
-        if not received:
-            for one in (end, peer):
-                self._forget(one)
-                one.close()
+            await asyncio.gather(self._pump(reader, broker_writer), self._pump(broker_reader, writer))
+        finally:
+            self._writers -= pair
+            self._abandoned -= pair
 
-    def _forget(self, end: socket.socket) -> None:
-        del self._peers[end]
-        if not self._frozen:
-            self._selector.unregister(end)
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Forward until the source ends or either side breaks, then end the other side in an orderly way."""
+        with suppress(OSError):
+            while data := await source.read(CHUNK_BYTES):
+                if not self._flowing.is_set():
+                    await self._flowing.wait()
+                    await asyncio.sleep(self._choice.uniform(0.0, self._late_s))
+                if sink in self._abandoned:
+                    await asyncio.Event().wait()
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+        with suppress(OSError):
+            await sink.wait_closed()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

@@ -34,8 +34,8 @@ from broker.embedded import EmbeddedServer
 from broker.message import decode
 from broker.results import Failure, RunFacts, encode_failure, encode_success
 from tests.broker.conftest import QUEUE
-from tests.chaos.proxy import BrokerProxy
 from tests.conftest import free_port
+from tests.proxy import Proxy
 
 FACTS = RunFacts(
     model="echo",
@@ -253,19 +253,19 @@ async def test_a_broker_that_does_not_answer_is_said_to_be_unavailable() -> None
 def test_under_uvloop_too_a_lost_connection_is_replaced(valkey_server: EmbeddedServer, valkey_url: str) -> None:
     """uvloop, which the API runs on, has an error of its own for writing to a connection that is gone."""
 
-    async def submit_and_read(proxy: BrokerProxy) -> None:
+    async def submit_and_read(proxy: Proxy) -> None:
         front = await AsyncBroker.open(proxy.url)
         for _ in range(20):
             job = new_job()
             async with asyncio.timeout(10):
                 await front.submit(job)
-                proxy.cut()
+                proxy.reset()
                 assert await front.fetch(job.id) is not None
-                proxy.cut()
+                proxy.reset()
                 assert await front.submit(job) == job.id
         await front.close()
 
-    with BrokerProxy(valkey_server.port) as proxy, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with Proxy(valkey_server.port) as proxy, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(submit_and_read(proxy))
 
 

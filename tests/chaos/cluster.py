@@ -13,14 +13,16 @@ from typing import Self
 import redis
 
 from broker.embedded import EmbeddedServer
-from tests.chaos.proxy import BrokerProxy
 from tests.conftest import free_port
+from tests.proxy import Proxy
 from tests.services import Service, answers, metric
 
 #: Short, so that what a killed worker held comes back while the run still lasts.
 LEASE_S = 2.0
 #: Shorter than the longest freeze, so that clients give up on answers that come later.
 READ_TIMEOUT_S = 3.0
+#: What a frozen network held back arrives within so many seconds after it flows again.
+LATE_S = 2.0
 WORKERS = 2
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -64,7 +66,7 @@ class Cluster:
             raise ChaosError(f"{folder} is not empty: the results of another run would be taken for this one's")
         self.folder = folder
         self.broker = EmbeddedServer(free_port(), folder / "broker")
-        self.proxy = BrokerProxy(self.broker.port, seed)
+        self.proxy = Proxy(self.broker.port, late_s=LATE_S, seed=seed)
         self.workers: list[Worker] = []
         self.api_port = free_port()
         self.api: Service | None = None

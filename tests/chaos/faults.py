@@ -163,10 +163,10 @@ class Faults:
         return f"away for {away_s:.1f} s"
 
     def _cut(self, choice: random.Random) -> str:
-        cut = [self._cluster.proxy.cut()]
+        cut = [self._cluster.proxy.reset()]
         for _ in range(CUTS - 1):
             time.sleep(choice.uniform(*BETWEEN_CUTS_S))
-            cut.append(self._cluster.proxy.cut())
+            cut.append(self._cluster.proxy.reset())
         return f"{' + '.join(map(str, cut))} connections"
 
     def _freeze(self, choice: random.Random) -> str:
