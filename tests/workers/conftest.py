@@ -141,9 +141,11 @@ def celery_app(url: str, **settings: object) -> Iterator[Celery]:
     """A client whose sockets are all closed in the end."""
     with Celery(broker=url, backend=url, set_as_current=False) as app:
         app.conf.update(settings)
-        yield app
-        app.backend.result_consumer.stop()  # type: ignore[attr-defined]  # the stubs know the base class only
-        app.backend.client.connection_pool.disconnect()  # type: ignore[attr-defined]
+        try:
+            yield app
+        finally:
+            app.backend.result_consumer.stop()  # type: ignore[attr-defined]  # the stubs know the base class only
+            app.backend.client.connection_pool.disconnect()  # type: ignore[attr-defined]
     gc.collect()
 
 

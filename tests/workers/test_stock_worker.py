@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 
 from tests.conftest import wait_until
 from tests.services import REPOSITORY
-from tests.workers.conftest import StartWorker, wait_until_controllable
+from tests.workers.conftest import StartWorker, celery_app, wait_until_controllable
 
 ONLY_ECHO: dict[str, object] = {"echo": {}}
 
@@ -95,10 +95,18 @@ def test_what_a_killed_stock_worker_held_comes_back_to_its_own_kind(
 
 
 def test_our_worker_gives_no_task_of_others_back(
-    start_worker: StartWorker, start_stock: StartStock, celery_client: Celery, valkey_url: str, tmp_path: Path
+    start_worker: StartWorker, start_stock: StartStock, valkey_url: str, tmp_path: Path
 ) -> None:
     """A shop with a longer visibility timeout than kombu's hour may have tasks that run for hours."""
     start_stock(visibility_s=100_000)
+    # The client listens for answers to control commands, and kombu lets it give tasks back too.
+    with celery_app(valkey_url, broker_transport_options={"visibility_timeout": 100_000}) as client:
+        _our_worker_leaves_it_alone(start_worker, client, valkey_url, tmp_path)
+
+
+def _our_worker_leaves_it_alone(
+    start_worker: StartWorker, celery_client: Celery, valkey_url: str, tmp_path: Path
+) -> None:
     journal = tmp_path / "journal"
     sent = celery_client.send_task("shop.slow", args=[30, str(journal)], queue="shop")
     wait_until(journal.exists, description="the task has begun")
