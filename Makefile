@@ -29,7 +29,7 @@ serve: $(VENV)/.runtime  ## Run the whole service in the foreground, with a brok
 
 # Most of a test's time is a process that starts or waits, so files run beside each other.
 test: $(VENV)/.dev $(VENV)/.system  ## Run all tests
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev  ## Check style and types
 	@$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from ipaddress import ip_address
 from typing import Annotated, NoReturn
@@ -13,6 +14,7 @@ from broker.embedded import EmbeddedServer
 from cli import supervision
 from cli.devices import chosen_devices
 from cli.loading import loaded_settings
+from cli.parent import end_with_parent
 from cli.ports import check_ports
 from cli.problems import CommandError
 from configs import LoadedSettings
@@ -90,6 +92,8 @@ def flower() -> NoReturn:
     _check_flower(loaded)
     settings = loaded.settings.flower
     check_ports({"flower.port": (settings.host, settings.port)})
+    # With its broker gone it would wait for that for ever, and it has nothing to lose.
+    end_with_parent(signal.SIGKILL)
     environment = dict(os.environ)
     if settings.basic_auth is not None:
         # In the environment, since a command line is visible to every user of the machine.
