@@ -82,11 +82,13 @@ class Settlement:
     result: bytes | None
     recorded: bool
     follow_ups: tuple[FollowUp, ...] = ()
-    #: True for a job that was dropped: whoever cancelled it may have stored its result, and queued nothing.
-    follow_always: bool = False
+    #: Queued instead when the job turns out to have been revoked: its result is stored, and nothing was queued.
+    if_revoked: tuple[FollowUp, ...] = ()
 
 
 class SettleAnswer(IntEnum):
     LOST = 0
     SETTLED = 1
     ENDED_BEFORE = 2
+    #: Somebody revoked it, and that is its result.
+    REVOKED = 3

@@ -136,8 +136,8 @@ class Broker:
         for job in settlements:
             record_key = self.keys.record(job.job_id) if job.recorded else ""
             args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key)
-            args += (int(job.follow_always), len(job.follow_ups))
-            for follow_up in job.follow_ups:
+            args += (len(job.follow_ups), len(job.if_revoked))
+            for follow_up in (*job.follow_ups, *job.if_revoked):
                 args += (follow_up.list_key, follow_up.message)
         with translated(self._client):
             return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=[self._held(queue)], args=args)]

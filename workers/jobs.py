@@ -164,9 +164,7 @@ def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     """The ending of a job that was not run: cancelled or expired."""
     facts = _facts(job, served, time.time())
     result = None if job.message.ignore_result else encode_dropped(job.id, status, reason, facts)
-    settlement = _settlement(job, served, result, REVOKED, revocation(reason).stored())
-    settlement.follow_always = True
-    return Ending(job, status, settlement)
+    return Ending(job, status, _settlement(job, served, result, REVOKED, revocation(reason).stored()))
 
 
 def _settlement(
@@ -174,8 +172,9 @@ def _settlement(
 ) -> Settlement:
     settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
     if job.canvas is not None:
-        following = job.canvas.follow_up(served.outbox, job.lease.tag, state, outcome, traceback)
-        settlement.follow_ups = (following,)
+        outbox, tag, revoked = served.outbox, job.lease.tag, revocation("revoked").stored()
+        settlement.follow_ups = (job.canvas.follow_up(outbox, tag, state, outcome, traceback),)
+        settlement.if_revoked = (job.canvas.follow_up(outbox, tag, REVOKED, revoked, None),)
     return settlement
 
 

@@ -129,7 +129,12 @@ class Settler:
         if not endings:
             return
         answers = self._store(lane, [ending.settlement for ending in endings])
-        settled = [ending for ending, answer in zip(endings, answers, strict=True) if _ended_here(ending, answer)]
+        settled = [
+            # Revoked while it ran, it has ended as that.
+            lane.revoked(ending.job) if answer is SettleAnswer.REVOKED and not ending.dropped else ending
+            for ending, answer in zip(endings, answers, strict=True)
+            if answer in (SettleAnswer.SETTLED, SettleAnswer.REVOKED)
+        ]
         lost = sum(answer is SettleAnswer.LOST for answer in answers)
         if lost:
             log.warning("Leases were lost; these results were not stored.", extra={"count": lost, "queue": lane.queue})
@@ -189,11 +194,6 @@ class Settler:
                 "gpu_memory_bytes": gpu_memory_bytes(),
             },
         )
-
-
-def _ended_here(ending: Ending, answer: SettleAnswer) -> bool:
-    """Whether it is for this worker to tell of this ending. Of a cancelled job the result may be there already."""
-    return answer is SettleAnswer.SETTLED or (answer is SettleAnswer.ENDED_BEFORE and ending.dropped)
 
 
 def _burial(lane: Lane, ending: Ending) -> Burial:

@@ -4,10 +4,11 @@
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- ARGV 1      result TTL, seconds
 -- ARGV 2      channel that names the jobs that have ended, by their result keys
--- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '',
---             1 = what follows is queued even when it had a result already, count of follow-ups,
---             then two per follow-up: list, message (pushed left: webhooks, callbacks, dead letters)
--- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped
+-- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups, count of those
+--             for a job that was revoked meanwhile, then two per follow-up, the former first: list, message
+--             (pushed left: webhooks, callbacks, dead letters)
+-- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped |
+--             3 it was revoked, and has that as its result; the lease is dropped
 --
 -- A settle whose answer was lost comes again. The lease is gone then, and the very result that is brought is stored.
 
@@ -16,7 +17,8 @@ local answers, ended = {}, {}
 local i = 3
 while i <= #ARGV do
   local result_key, result, record = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local last = i + 5 + 2 * tonumber(ARGV[i + 5])
+  local first_if_revoked = i + 6 + 2 * tonumber(ARGV[i + 4])
+  local last = first_if_revoked - 1 + 2 * tonumber(ARGV[i + 5])
   local answer = redis.call('HDEL', KEYS[1], ARGV[i])
   if answer == 1 then
     if result ~= '' then
@@ -24,13 +26,15 @@ while i <= #ARGV do
         redis.call('PUBLISH', result_key, result)
         ended[#ended + 1] = result_key
       else
-        answer = 2
+        answer = string.find(redis.call('GET', result_key), '^{"status": ?"REVOKED"') and 3 or 2
       end
     end
     if answer == 1 and record ~= '' then redis.call('EXPIRE', record, ttl) end
-    if answer == 1 or ARGV[i + 4] == '1' then
-      for f = i + 6, last, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
-    end
+    -- Whoever revoked it has stored that, and queued nothing of what follows it.
+    local from, to = i + 6, first_if_revoked
+    if answer == 3 then from, to = first_if_revoked, last end
+    if answer == 2 then to = from end
+    for f = from, to - 1, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
   elseif result ~= '' and redis.call('GET', result_key) == result then
     answer = 1
   end

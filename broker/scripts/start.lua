@@ -15,8 +15,12 @@ for i = 2, #ARGV, 5 do
     if any_revoked and redis.call('ZSCORE', KEYS[2], ARGV[i + 1]) then
       answer = 3
     elseif redis.call('EXISTS', ARGV[i + 2]) == 1 then
-      redis.call('HDEL', KEYS[1], ARGV[i])
-      answer = 2
+      if string.find(redis.call('GET', ARGV[i + 2]), '^{"status": ?"REVOKED"') then
+        answer = 3
+      else
+        redis.call('HDEL', KEYS[1], ARGV[i])
+        answer = 2
+      end
     elseif ARGV[i + 3] ~= '' then
       -- A full server refuses the note; the job runs all the same.
       redis.pcall('SET', ARGV[i + 3], ARGV[i + 4], 'EX', ARGV[1])

@@ -146,7 +146,7 @@ async def test_a_cancelled_job_is_not_run_and_no_result_replaces_that(
         assert (state.status, state.model) == (JobStatus.CANCELLED, "echo")
     assert broker.start(QUEUE, [Start(waiting_lease.tag, waiting.id, True, 1)]) == [StartAnswer.REVOKED]
     late = Settlement(running_lease.tag, running.id, encode_success(running.id, 1, FACTS), True)
-    assert broker.settle(QUEUE, [late]) == [SettleAnswer.ENDED_BEFORE]
+    assert broker.settle(QUEUE, [late]) == [SettleAnswer.REVOKED]
     state = await front.fetch(running.id)
     assert state is not None
     assert state.status is JobStatus.CANCELLED

@@ -223,6 +223,27 @@ def test_follow_ups_are_queued_with_the_result_and_only_by_the_holder(client: re
     assert client.lrange(f"{QUEUE}:next", 0, -1) == [b"b", b"a"]
 
 
+@pytest.mark.parametrize(
+    ("stored", "answer", "queued"),
+    [
+        (b'{"status": "REVOKED", "result": null}', SettleAnswer.REVOKED, [b"revoked"]),
+        (b'{"status":"REVOKED","result":null}', SettleAnswer.REVOKED, [b"revoked"]),
+        (b'{"status": "SUCCESS", "result": "\\"status\\": \\"REVOKED\\""}', SettleAnswer.ENDED_BEFORE, []),
+    ],
+)
+def test_of_a_job_that_was_revoked_meanwhile_follows_what_follows_that(
+    client: redis.Redis, broker: Broker, stored: bytes, answer: SettleAnswer, queued: list[bytes]
+) -> None:
+    push(client, "message")
+    [lease] = broker.lease(QUEUE, 1).leases
+    client.set("celery-task-meta-job-1", stored, ex=60)
+    follow_ups, if_revoked = (FollowUp(f"{QUEUE}:next", b"a"),), (FollowUp(f"{QUEUE}:next", b"revoked"),)
+    job = Settlement(lease.tag, "job-1", b"{}", recorded=False, follow_ups=follow_ups, if_revoked=if_revoked)
+    assert broker.settle(QUEUE, [job]) == [answer]
+    assert client.lrange(f"{QUEUE}:next", 0, -1) == queued
+    assert client.get("celery-task-meta-job-1") == stored
+
+
 def test_settle_of_a_batch_answers_each_job_on_its_own(client: redis.Redis, broker: Broker) -> None:
     push(client, "one", "two", "three")
     tags = [lease.tag for lease in broker.lease(QUEUE, 3).leases]

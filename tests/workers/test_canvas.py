@@ -86,6 +86,10 @@ def infer(client: Celery, value: object, queue: str = ECHO) -> Signature[object]
     return made
 
 
+def held(server: redis.Redis, queue: str) -> bool:
+    return any(server.hlen(key) for key in server.keys(f"sheaf:held:{queue}:*"))
+
+
 def test_a_linked_task_gets_the_result_and_is_a_child_of_it(client: Celery) -> None:
     first: Any = infer(client, "grain").apply_async(link=client.signature("shop.shout"))
     assert first.get(timeout=20) == "grain"
@@ -157,6 +161,19 @@ def test_a_chord_with_a_revoked_header_does_not_wait_for_ever(client: Celery) ->
     result = chord(header, app=client)(client.signature("shop.join"))
     with pytest.raises(ChordError, match="TaskRevokedError"):
         AsyncResult(result.id, app=client).get(timeout=20)
+
+
+def test_a_chord_whose_header_is_revoked_while_it_runs_or_waits_does_not_wait_for_ever(
+    client: Celery, url: str
+) -> None:
+    header = [infer(client, 1.0, "infer.slow").set(task_id="runs"), infer(client, 0, "infer.slow").set(task_id="waits")]
+    with redis.Redis.from_url(url) as server:
+        result = chord(header, app=client)(client.signature("shop.join"))
+        wait_until(lambda: held(server, "infer.slow"), description="they are held")
+        client.control.revoke(["runs", "waits"])
+        with pytest.raises(ChordError, match="TaskRevokedError"):
+            AsyncResult(result.id, app=client).get(timeout=20)
+        wait_until(lambda: not held(server, "infer.slow"), description="both have ended")
 
 
 def test_a_group_inside_a_chain_becomes_a_chord(client: Celery) -> None:

@@ -114,3 +114,20 @@ def test_a_cancelled_http_job_is_counted_and_shown_as_revoked(
         lambda: worker.metric("sheaf_jobs_total", model="slow", status="cancelled") == 1, description="it is counted"
     )
     assert worker.metric("sheaf_batch_size_sum", model="slow") == 1
+
+
+def test_a_job_that_is_revoked_while_it_runs_ends_at_once_as_that_and_is_counted(
+    worker: RunningWorker, celery_client: Celery
+) -> None:
+    wait_until_controllable(celery_client)
+    running = celery_client.send_task("sheaf.infer", args=[3], queue=SLOW)
+    wait_until(lambda: runs(worker.url), description="it runs")
+    begin = time.monotonic()
+    running.revoke()
+    with pytest.raises(TaskRevokedError, match="revoked"):
+        running.get(timeout=6)
+    assert time.monotonic() - begin < 2.5
+    wait_until(
+        lambda: worker.metric("sheaf_jobs_total", model="slow", status="cancelled") == 1, description="it is counted"
+    )
+    assert worker.metric("sheaf_jobs_total", model="slow", status="succeeded") == 0
