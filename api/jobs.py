@@ -208,7 +208,11 @@ async def _discard(request: Request) -> None:
 
 
 def _unknown(job_id: str) -> Problem:
-    return Problem(problems.UNKNOWN_JOB, f"no job {job_id!r}: its id is wrong, or its result is no longer kept")
+    return Problem(
+        problems.UNKNOWN_JOB,
+        f"no job {job_id!r}: its id is wrong, its result is no longer kept, or it is a Celery client's and has not "
+        "ended (that one is cancelled with revoke)",
+    )
 
 
 def _too_large(limit: int) -> Problem:

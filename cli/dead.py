@@ -94,7 +94,8 @@ def purge(model: OneModel, numbers: Numbers = None, everything: All = False) -> 
 
 
 def _queue(model: str) -> str:
-    return CALLBACKS if model == CALLBACKS else queue_name(model)
+    """The queue of a model; a queue's name, as `list` prints it, is taken as it is."""
+    return model if model == CALLBACKS or model.startswith(queue_name("")) else queue_name(model)
 
 
 def _open(settings: Settings) -> DeadLetters:

@@ -41,8 +41,8 @@ def up(devices: Devices = None) -> None:
     """Run the whole service in the foreground: broker, workers, io worker, API, Flower.
 
     When all is ready it prints the addresses and a first request. Ctrl-C stops everything in order: running batches are
-    finished, jobs that wait stay in the broker. With `broker.url: embedded` the broker is a Valkey of our own; its data
-    is kept in broker.data_dir.
+    finished, jobs that wait stay in the broker. A second Ctrl-C waits for nothing: running jobs go back too. With
+    `broker.url: embedded` the broker is a Valkey of our own; its data is kept in broker.data_dir.
     """
     _set_devices(devices)
     loaded = loaded_settings()

@@ -132,9 +132,11 @@ def _append_to_output() -> None:
 
 
 class _Supervisor(Supervisor):  # type: ignore[misc]  # supervisor carries no types
+    hurried = False
+
     def runforever(self) -> None:
-        events.subscribe(events.ProcessStateExitedEvent, _log_exit)
-        events.subscribe(events.ProcessStateBackoffEvent, _log_exit)
+        events.subscribe(events.ProcessStateExitedEvent, self._log_exit)
+        events.subscribe(events.ProcessStateBackoffEvent, self._log_exit)
         events.subscribe(events.SupervisorStoppingEvent, lambda _: log.info("Stopping."))
         super().runforever()
 
@@ -143,7 +145,9 @@ class _Supervisor(Supervisor):  # type: ignore[misc]  # supervisor carries no ty
         number = self.options.get_signal()
         if number is None:
             return
-        if number == signal.SIGQUIT or (number in (signal.SIGTERM, signal.SIGINT) and self.stopping):
+        again = number in (signal.SIGTERM, signal.SIGINT) and self.stopping
+        if (again or number == signal.SIGQUIT) and not self.hurried:
+            self.hurried = True
             log.warning("Stopping at once.")
             for group in self.process_groups.values():
                 for process in group.processes.values():
@@ -152,9 +156,10 @@ class _Supervisor(Supervisor):  # type: ignore[misc]  # supervisor carries no ty
         self.options.signal_receiver.receive(number, None)
         super().handle_signal()
 
-
-def _log_exit(event: events.ProcessStateEvent) -> None:
-    log.error("A process ended by itself; it is started again.", extra={"program": event.process.config.name})
+    def _log_exit(self, event: events.ProcessStateEvent) -> None:
+        if not self.stopping:
+            program = event.process.config.name
+            log.error("A process ended by itself; it is started again.", extra={"program": program})
 
 
 def _configuration(programs: Sequence[Program], folder: str) -> RawConfigParser:

@@ -23,6 +23,18 @@ log = logging.getLogger(__name__)
 #: Most delayed jobs of a queue in one answer, the soonest first; there may be a hundred thousand.
 MAX_SCHEDULED = 100
 
+#: Commands that Celery would acknowledge and that would change nothing here; and what to do instead.
+UNSERVED = {
+    "rate_limit": "bound the batches in the model's settings",
+    "time_limit": "set models.<name>.step_timeout_s",
+    "add_consumer": "add a model to the settings",
+    "cancel_consumer": "stop the worker",
+    "pool_grow": "start another worker",
+    "pool_shrink": "stop a worker",
+    "autoscale": "start or stop workers",
+    "revoke_by_stamped_headers": "revoke by id",
+}
+
 
 def register(drain: Drain, broker: Broker, nodename: str, pid: int) -> None:
     """Answer for `drain` from now on."""
@@ -69,10 +81,19 @@ def register(drain: Drain, broker: Broker, nodename: str, pid: int) -> None:
             "worker_pid": pid,
         }
 
+    for name, instead in UNSERVED.items():
+        _replace(name, _refusal(instead))
     _replace("active", active)
     _replace("reserved", reserved)
     _replace("scheduled", scheduled)
     _replace("query_task", query_task)
+
+
+def _refusal(instead: str) -> Callable[..., dict[str, str]]:
+    def refuse(_state: object, **_: object) -> dict[str, str]:
+        return {"error": f"not served by Sheaf: {instead}"}
+
+    return refuse
 
 
 def _scheduled(queue: str, delayed: Delayed, nodename: str) -> dict[str, Any]:

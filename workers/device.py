@@ -27,6 +27,7 @@ def main(settings: Settings, device: str, index: int) -> int:
             name: ModelLoader.of(name, model, device, tf32=settings.workers.tf32, outbox=outbox)
             for name, model in settings.models.items()
         },
+        service="worker",
         name=f"sheaf-{device.partition(':')[0]}{index}",
         device=device,
         metrics_port=settings.workers.metrics_port + index,

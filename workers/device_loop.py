@@ -123,8 +123,13 @@ class DeviceLoop:
         by_answer: defaultdict[StartAnswer, list[Job]] = defaultdict(list)
         for job, answer in zip(jobs, answers, strict=True):
             by_answer[answer].append(job)
-        lost = by_answer[StartAnswer.LOST]
-        lane.forget([job.lease.tag for job in lost + by_answer[StartAnswer.ENDED]])
+        lost, ended = by_answer[StartAnswer.LOST], by_answer[StartAnswer.ENDED]
+        lane.forget([job.lease.tag for job in lost + ended])
+        if ended:
+            log.info(
+                "Calls were dropped: their ids have results already.",
+                extra={"count": len(ended), "queue": lane.queue, "job_id": ended[0].id},
+            )
         if lost:
             log.warning("Leases were lost before their batch ran.", extra={"count": len(lost), "queue": lane.queue})
             self._lost(lane.served.model, len(lost))

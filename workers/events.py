@@ -151,6 +151,8 @@ def _retried(job: Job, stamp: _Event) -> _Event:
 def _buried(burial: Burial, stamp: _Event) -> _Event:
     exception = f"{burial.kind}({burial.error.reason!r})"
     failed: _Event = {"type": "task-failed", "uuid": burial.settlement.job_id, "exception": exception}
+    if burial.task is not None:
+        failed["name"] = burial.task
     return {**stamp, **failed, "traceback": exception}
 
 

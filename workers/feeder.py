@@ -175,8 +175,9 @@ class Feeder:
             self.lane.forget([tag for tag, _ in delayed])
         if burials:
             self._ports.burials(self.lane, burials)
+        # Monitors learn a job's name from this event, so it comes for jobs that end at once too.
+        self._ports.received([*jobs, *(ending.job for ending in endings)])
         if jobs:
-            self._ports.received(jobs)
             endings += self._encode(jobs)
         if endings:
             self._ports.endings(self.lane, endings)

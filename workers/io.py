@@ -32,7 +32,9 @@ def main(settings: Settings) -> int:
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
     outbox = Keys(settings.broker.key_prefix).queue(CALLBACKS).waiting[0]
     loaders = {CALLBACKS: CallbackLoader.of(app, outbox)}
-    return process.run(settings, app, loaders, name="sheaf-io", device="none", metrics_port=settings.io.metrics_port)
+    return process.run(
+        settings, app, loaders, service="io", name="sheaf-io", device="none", metrics_port=settings.io.metrics_port
+    )
 
 
 @dataclass(frozen=True, slots=True)

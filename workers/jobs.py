@@ -117,6 +117,8 @@ class Burial:
     settlement: Settlement
     error: BadMessage
     kind: str
+    #: None where the message was too broken to tell.
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ def buried(
         if canvas is not None:
             follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
     settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups))
-    return Burial(settlement, error, kind)
+    return Burial(settlement, error, kind, None if message is None else str(message.task))
 
 
 def _facts(job: Job, served: Served, now: float, children: Sequence[str] = ()) -> RunFacts:

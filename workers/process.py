@@ -53,7 +53,14 @@ def prepare(settings: Settings, service: str) -> None:
 
 
 def run(
-    settings: Settings, app: Celery, loaders: Mapping[str, Loader], *, name: str, device: str, metrics_port: int
+    settings: Settings,
+    app: Celery,
+    loaders: Mapping[str, Loader],
+    *,
+    service: str,
+    name: str,
+    device: str,
+    metrics_port: int,
 ) -> int:
     """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host."""
     registry = CollectorRegistry()
@@ -70,7 +77,7 @@ def run(
         device=device,
         prefetch_batches=settings.workers.prefetch_batches,
         metrics=metrics,
-        lines=LineWriter(settings.logging.format),
+        lines=LineWriter(settings.logging.format, service=service),
         events=TaskEvents(broker, app, nodename, wanted, metrics.events_dropped),
         is_revoked=is_revoked,
         on_ended=count_ended,

@@ -57,6 +57,15 @@ def test_active_reserved_and_query_task_tell_what_runs_and_what_waits(
     }
 
 
+def test_commands_that_would_change_nothing_say_so(worker: RunningWorker, celery_client: Celery) -> None:
+    asked = Worker(celery_client)
+    answers: Any = celery_client.control.rate_limit(
+        "sheaf.infer", "1/m", destination=[asked.name], reply=True, timeout=10
+    )
+    [answer] = answers
+    assert answer == {asked.name: {"error": "not served by Sheaf: bound the batches in the model's settings"}}
+
+
 def test_scheduled_tells_the_delayed_jobs_with_their_times(worker: RunningWorker, celery_client: Celery) -> None:
     asked = Worker(celery_client)
     eta = datetime(2100, 1, 1, 12, tzinfo=UTC)
