@@ -230,6 +230,13 @@ def _timestamp(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, (int, float)):
-        return _plausible(value)
+        return _clamped(value)
     moment = datetime.fromisoformat(str(value))
-    return _plausible((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    return _clamped((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def _clamped(moment: float) -> float:
+    """A time of long ago or of no calendar year says \"at once\" or \"never\" as well as any."""
+    if not abs(moment) <= 10 * LATEST:
+        raise ValueError(f"{moment} is no time")
+    return min(max(float(moment), 0.0), LATEST)

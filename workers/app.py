@@ -7,7 +7,7 @@ serves those, so that no message is ever in Celery's hands alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -22,12 +22,16 @@ from configs import BrokerSettings, Settings, load_settings
 UNACKED_KEYS = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
 
 
-def make_app(settings: Settings) -> Celery:
-    """A Celery application for these settings."""
+#: The tasks that we serve, and where.
+SERVED = {TASK_NAME: "infer.<model>", CALLBACKS: CALLBACKS}
+
+
+def make_app(settings: Settings, tasks: Sequence[str] = tuple(SERVED)) -> Celery:
+    """A Celery application for these settings that knows these of our tasks."""
     app = Celery("sheaf", set_as_current=False)
     app.conf.update(_celery_settings(settings.broker, settings.api.result_ttl_s))
-    for name, queue in ((TASK_NAME, "infer.<model>"), (CALLBACKS, CALLBACKS)):
-        app.task(name=name)(_served_elsewhere(name, queue))
+    for name in tasks:
+        app.task(name=name)(_served_elsewhere(name, SERVED[name]))
     return app
 
 

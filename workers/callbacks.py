@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import kombu.exceptions
+import redis
 from celery import Celery, group, signature, states
 from celery.app.task import Context
 
 from broker import BrokerUnavailable
-from broker.faults import translated
+from broker.faults import is_passing, translated
 from inference import Encoded, RowError
 from workers.backoff import Backoff
 
@@ -52,11 +53,11 @@ class CallbackCaller:
                 with translated():
                     self._call(ended)
                 return None
-            except (BrokerUnavailable, kombu.exceptions.OperationalError) as error:
+            except Exception as error:
+                if not _passes(error):
+                    return RowError.of(error)
                 log.warning("The broker is away; callbacks wait for it.", extra={"cause": str(error)})
                 backoff.wait(threading.Event())
-            except Exception as error:
-                return RowError.of(error)
 
     def _call(self, ended: dict[str, Any]) -> None:
         request = Context(ended["request"], delivery_info={})
@@ -96,6 +97,14 @@ class CallbackCaller:
             call_errbacks=state == states.FAILURE,
             state=state,
         )
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the same call may succeed later. Kombu's OperationalError wraps what never will, too."""
+    cause = error.__cause__ if isinstance(error, kombu.exceptions.OperationalError) else error
+    if isinstance(cause, redis.ResponseError):
+        return is_passing(cause)
+    return isinstance(cause, (BrokerUnavailable, redis.ConnectionError, redis.TimeoutError, OSError))
 
 
 def _checked(row: object) -> Encoded | RowError:

@@ -85,6 +85,7 @@ class Drain:
         self._settler = Settler(broker, self._work, metrics, lines, self._ended, events.buried, self._watch)
         self._keeper = Keeper(broker, lambda: list(self._feeders), self._info, metrics, keeper_ports, self._watch)
         self._stopping = threading.Event()
+        self._opening = threading.Lock()
         self._grace = Grace(float("inf"))
         self._loader = core_thread("loader", self._load_models)
 
@@ -100,7 +101,8 @@ class Drain:
         cut, self._grace = self._grace.is_cut, Grace(grace_s)
         if cut:
             self._grace.cut()
-        self._stopping.set()
+        with self._opening:
+            self._stopping.set()
         for feeder in self._feeders:
             feeder.stop(self._grace)
         idle = self._device_loop.stop(self._grace)
@@ -144,13 +146,14 @@ class Drain:
             begin = time.monotonic()
             try:
                 executor, info = loader.load()
-            except Exception as error:
+            except BaseException as error:
                 # A model that does not load must not take the others down; readiness tells.
                 log.exception("A model did not load.", extra={"model": name})
                 self._models[name] = replace(loader.info, state="failed", error=str(error))
             else:
                 log.info("Model ready.", extra={"model": name, "load_s": round(time.monotonic() - begin, 3)})
-                self._open_lane(loader, executor)
+                if not self._open_lane(loader, executor):
+                    return
                 self._models[name] = info
                 self._metrics.model_ready(name, info.version, self._device, True)
             self._keeper.announce_soon()
@@ -158,12 +161,17 @@ class Drain:
         gc.collect()
         gc.freeze()
 
-    def _open_lane(self, loader: Loader, executor: Executor) -> None:
+    def _open_lane(self, loader: Loader, executor: Executor) -> bool:
+        """Serve one more queue; False when the drain stops, and takes nothing any more."""
         lane = Lane(loader.kind, executor, self._broker, self._lock, self._is_revoked)
         feeder = Feeder(lane, self._prefetch_batches, self._broker, self._feeder_ports, self._watch)
-        self._feeders.append(feeder)
+        with self._opening:
+            if self._stopping.is_set():
+                return False
+            self._feeders.append(feeder)
         self._device_loop.serve(lane)
         feeder.start()
+        return True
 
     def _ended(self, endings: Sequence[Ending]) -> None:
         self._events.ended(endings)

@@ -190,6 +190,11 @@ class Feeder:
             return parse(lease, message, self.lane.kind.task, now - age)
         except BadMessage as error:
             return self.lane.bury(lease, error, "BadMessage", message)
+        except Exception:
+            # A fault of ours; it takes no other message of this lease along.
+            log.exception("A message could not be read.", extra={"queue": self.lane.queue})
+            [burial] = self.lane.bury_unread([lease])
+            return burial
 
     def _encode(self, jobs: Sequence[Job]) -> list[Ending]:
         """Encode all rows of these jobs and queue them for the device; returns the jobs that ended already."""

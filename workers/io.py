@@ -26,7 +26,8 @@ _TOGETHER = 32
 def main(settings: Settings) -> int:
     """Serve callbacks until told to stop."""
     process.prepare(settings, "io")
-    app = make_app(settings)
+    # Not the models' task: an errback that is known here would be called in this process instead of being sent.
+    app = make_app(settings, tasks=[CALLBACKS])
     # Where calls go that name no queue, as in the shop's own Celery settings.
     app.conf.task_default_queue = settings.io.default_queue
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}

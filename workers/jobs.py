@@ -191,11 +191,19 @@ def buried(
         failure = Failure(kind, error.reason)
         facts = RunFacts(served.model, served.version, lease.step, lease.attempt, False, None, None, now, None)
         result = encode_failure(error.job_id, failure, facts)
-        canvas = Canvas.of(message) if message is not None else None
+        canvas = _canvas_if_any(message)
         if canvas is not None:
             follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
     settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups))
     return Burial(settlement, error, kind, None if message is None else str(message.task))
+
+
+def _canvas_if_any(message: Message | None) -> Canvas | None:
+    """What hangs on a message that is buried; a burial must not fail, so none where that is what cannot be read."""
+    try:
+        return Canvas.of(message) if message is not None else None
+    except BadMessage:
+        return None
 
 
 def _facts(job: Job, served: Served, now: float, children: Sequence[str] = ()) -> RunFacts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from broker import FollowUp
+from broker import BadMessage, FollowUp
 from broker.message import Message, encode_callbacks
 
 _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
@@ -23,21 +23,28 @@ _NAMESPACE = uuid.UUID("1f5f1d4e-3c5b-5d0a-9b56-5a1e9c0f7f0b")
 class Canvas:
     """What hangs on one call. `called` are the ids of the tasks that its success will call, as far as they have one."""
 
-    request: dict[str, object]
+    job_id: str
+    #: JSON.
+    request: bytes
     called: tuple[str, ...]
 
     @classmethod
     def of(cls, message: Message) -> Canvas | None:
-        """None for a call that nothing hangs on."""
+        """None for a call that nothing hangs on. Raises `BadMessage` for what cannot be carried on."""
         embed = {name: message.embed.get(name) for name in _EMBEDDED}
         if not any(embed.values()):
             return None
-        callbacks = [_identified(call, message.id, place) for place, call in enumerate(_listed(embed["callbacks"]))]
-        chain = _listed(embed["chain"])
-        called = [_id(call) for call in (*callbacks, *chain[-1:])]
-        request: dict[str, object] = {name: message.headers.get(name) for name in _FROM_HEADERS}
-        request |= embed | {"callbacks": callbacks, "id": message.id, "task": message.task}
-        return cls(request, tuple(one for one in called if one is not None))
+        try:
+            callbacks = [_identified(call, message.id, place) for place, call in enumerate(_listed(embed["callbacks"]))]
+            chain = _listed(embed["chain"])
+            called = [_id(call) for call in (*callbacks, *chain[-1:])]
+            request: dict[str, object] = {name: message.headers.get(name) for name in _FROM_HEADERS}
+            request |= embed | {"callbacks": callbacks, "id": message.id, "task": message.task}
+            written = orjson.dumps(request)
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = f"what hangs on the call (link, chain, chord) cannot be carried on: {error}"
+            raise BadMessage(reason, job_id=message.id) from None
+        return cls(message.id, written, tuple(one for one in called if one is not None))
 
     def follow_up(self, outbox: str, lease_tag: bytes, state: str, result: object, traceback: str | None) -> FollowUp:
         """The message that goes to the list `outbox` when the job ends in Celery's state `state`.
@@ -45,12 +52,11 @@ class Canvas:
         `result` is the job's output, or the stored form of its exception. Raises `TypeError` for an output that cannot
         be written as JSON.
         """
-        ended = {"request": self.request, "state": state, "result": result, "traceback": traceback}
+        ended = {"request": orjson.Fragment(self.request), "state": state, "result": result, "traceback": traceback}
         # A message that is served again after a crash has the same id, so what it calls has the same ids too.
-        job_id = str(self.request["id"])
-        call_id = str(uuid.uuid5(_NAMESPACE, f"{job_id}:{lease_tag.decode()}"))
+        call_id = str(uuid.uuid5(_NAMESPACE, f"{self.job_id}:{lease_tag.decode()}"))
         body = orjson.dumps(ended, option=orjson.OPT_SERIALIZE_NUMPY)
-        return FollowUp(outbox, encode_callbacks(call_id, job_id, body))
+        return FollowUp(outbox, encode_callbacks(call_id, self.job_id, body))
 
 
 def _listed(calls: object) -> list[object]:
@@ -62,6 +68,8 @@ def _identified(call: object, job_id: str, place: int) -> object:
     if not isinstance(call, dict) or call.get("subtask_type"):
         return call
     options = call.get("options") or {}
+    if not isinstance(options, dict):
+        raise ValueError("the options of a signature are no object")
     task_id = options.get("task_id") or str(uuid.uuid5(_NAMESPACE, f"{job_id}/{place}"))
     return {**call, "options": {**options, "task_id": task_id}}
 

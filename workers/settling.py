@@ -198,9 +198,11 @@ class Settler:
 
 def _burial(lane: Lane, ending: Ending) -> Burial:
     """A failure that nobody waits for, with the dead letters."""
-    assert ending.error is not None
-    job = ending.job
-    return lane.bury(job.lease, BadMessage(ending.error.message, job_id=job.id), ending.error.type)
+    job, error = ending.job, ending.error
+    assert error is not None
+    caller = job.message.headers.get("parent_id")
+    reason = f"what follows job {caller} could not be called: {error.type}: {error.message}"
+    return lane.bury(job.lease, BadMessage(reason, job_id=job.id), error.type)
 
 
 def _rescued(item: RunBatch | Endings | Burials) -> Burials:

@@ -203,8 +203,48 @@ def test_a_callback_that_cannot_be_called_is_a_dead_letter_with_its_reason(clien
     result = client.send_task("sheaf.infer", args=["x"], queue=ECHO, link=link)
     assert result.get(timeout=20) == "x"
     with redis.Redis.from_url(url) as server:
-        wait_until(lambda: server.llen("sheaf:dead:sheaf.callbacks") == 1, description="it is kept")
+        wait_until(lambda: server.llen("sheaf:dead:sheaf.callbacks"), description="it is kept")
         assert result.id in (server.lindex("sheaf:dead:sheaf.callbacks", 0) or b"").decode()
+
+
+def nested_link(depth: int) -> dict[str, Any]:
+    """A signature whose link has a link, and so on."""
+    call: dict[str, Any] = {"task": "shop.shout", "args": [], "kwargs": {}, "options": {"queue": "shop"}}
+    for _ in range(depth):
+        call = {**call, "options": {"queue": "shop", "link": [call]}}
+    return call
+
+
+@pytest.mark.parametrize("link", [{"task": "x", "options": ["bad"]}, nested_link(90)], ids=["no options", "too deep"])
+def test_a_canvas_that_cannot_be_carried_on_is_buried_alone(client: Celery, url: str, link: Any) -> None:
+    with redis.Redis.from_url(url) as server:
+        before = server.llen("sheaf:dead:infer.echo")
+        good = [infer(client, n).apply_async() for n in range(10)]
+        bad = client.send_task("sheaf.infer", args=["x"], queue=ECHO, link=link)
+        good += [infer(client, n).apply_async() for n in range(10)]
+        with pytest.raises(Exception, match="what hangs on the call"):
+            bad.get(timeout=20)
+        assert [result.get(timeout=20) for result in good] == [*range(10)] * 2
+        assert server.llen("sheaf:dead:infer.echo") == before + 1
+
+
+@pytest.mark.parametrize("options", [{"queue": "shop", "compression": "zzz"}, {"queue": "sheaf:workers"}])
+def test_a_callback_that_can_never_be_sent_holds_up_no_other(client: Celery, url: str, options: dict[str, Any]) -> None:
+    with redis.Redis.from_url(url) as server:
+        before = server.llen("sheaf:dead:sheaf.callbacks")
+        link: Any = {"task": "shop.shout", "args": [], "kwargs": {}, "options": options}
+        client.send_task("sheaf.infer", args=["x"], queue=ECHO, link=link)
+        after = infer(client, "y").apply_async(link=client.signature("shop.shout"))
+        assert after.get(timeout=20) == "y"
+        children: Any = after.children
+        assert children[0].get(timeout=20) == "y!"
+        wait_until(lambda: server.llen("sheaf:dead:sheaf.callbacks") == before + 1, description="it is kept")
+
+
+def test_an_error_callback_may_be_one_of_our_jobs(client: Celery) -> None:
+    errback = client.signature("sheaf.infer", queue=ECHO, task_id="our-errback")
+    failing = infer(client, -1, PICKY).apply_async(link_error=errback)
+    assert AsyncResult("our-errback", app=client).get(timeout=20) == failing.id
 
 
 def test_what_follows_a_result_waits_for_an_io_worker_and_outlives_one_that_is_killed(
