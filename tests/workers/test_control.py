@@ -97,12 +97,12 @@ def test_a_job_whose_worker_was_lost_is_shown_as_retried(
     start_worker: StartWorker, celery_client: Celery, valkey_url: str, events: list[dict[str, object]]
 ) -> None:
     # The lease is longer than a start takes: the other worker's events have to be heard by then.
-    doomed = start_worker(valkey_url, lease_s=6.0)
+    doomed = start_worker(valkey_url, lease_s=12.0)
     sent = celery_client.send_task("sheaf.infer", args=[0.5], queue=SLOW)
     wait_until(lambda: held(valkey_url, SLOW) == 1, description="it is held")
     doomed.service.kill()
-    start_worker(valkey_url, lease_s=6.0)
-    assert sent.get(timeout=20) == 0.5
+    start_worker(valkey_url, lease_s=12.0)
+    assert sent.get(timeout=40) == 0.5
 
     def kinds() -> list[object]:
         return [event["type"] for event in list(events) if event.get("uuid") == sent.id]
