@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from broker import BrokerUnavailable
+
+T = TypeVar("T")
 
 #: Pauses grow from the first to the last, seconds.
 FIRST_S = 0.05
@@ -27,3 +34,19 @@ class Backoff:
         ceiling = min(LONGEST_S, FIRST_S * 2**self._failures)
         self._failures = min(self._failures + 1, 16)
         interrupted.wait(random.uniform(FIRST_S, max(FIRST_S, ceiling)))
+
+
+def persist(call: Callable[[], T], giving_up: threading.Event, log: logging.Logger, waiting: str) -> T:
+    """What `call` returns, however long the broker is away; each time it is, `log` tells `waiting` and the cause.
+
+    Raises `BrokerUnavailable` once `giving_up` is set.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            return call()
+        except BrokerUnavailable as error:
+            if giving_up.is_set():
+                raise
+            log.warning(waiting, extra={"cause": str(error)})
+            backoff.wait(giving_up)

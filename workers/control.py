@@ -66,20 +66,8 @@ def register(drain: Drain, broker: Broker, nodename: str, pid: int) -> None:
 
     def info(held: HeldJob) -> dict[str, Any]:
         job = held.job
-        headers = job.message.headers
-        return {
-            "id": job.id,
-            "name": job.message.task,
-            # As the producer wrote them down for monitors: the inputs themselves are large, and nobody else's.
-            "args": headers.get("argsrepr", "()"),
-            "kwargs": headers.get("kwargsrepr", "{}"),
-            "type": job.message.task,
-            "hostname": nodename,
-            "time_start": job.started_at,
-            "acknowledged": False,
-            "delivery_info": {"exchange": "", "routing_key": held.queue, "priority": job.lease.step},
-            "worker_pid": pid,
-        }
+        request = _request(job.id, job.message.task, job.message.headers, held.queue, job.lease.step, nodename)
+        return request | {"time_start": job.started_at, "worker_pid": pid}
 
     for name, instead in UNSERVED.items():
         _replace(name, _refusal(instead))
@@ -105,18 +93,26 @@ def _scheduled(queue: str, delayed: Delayed, nodename: str) -> dict[str, Any]:
     return {
         "eta": datetime.fromtimestamp(delayed.due_at, UTC).isoformat(),
         "priority": delayed.step,
-        "request": {
-            "id": task_id,
-            "name": name,
-            "args": headers.get("argsrepr", "()"),
-            "kwargs": headers.get("kwargsrepr", "{}"),
-            "type": name,
-            "hostname": nodename,
-            "time_start": None,
-            "acknowledged": False,
-            "delivery_info": {"exchange": "", "routing_key": queue, "priority": delayed.step},
-            "worker_pid": None,
-        },
+        "request": _request(task_id, name, headers, queue, delayed.step, nodename),
+    }
+
+
+def _request(
+    task_id: str, name: str, headers: Mapping[str, object], queue: str, step: int, nodename: str
+) -> dict[str, Any]:
+    """A call as Celery's commands show it. Source: `celery.worker.request.Request.info`."""
+    return {
+        "id": task_id,
+        "name": name,
+        # As the producer wrote them down for monitors: the inputs themselves are large, and nobody else's.
+        "args": headers.get("argsrepr", "()"),
+        "kwargs": headers.get("kwargsrepr", "{}"),
+        "type": name,
+        "hostname": nodename,
+        "time_start": None,
+        "acknowledged": False,
+        "delivery_info": {"exchange": "", "routing_key": queue, "priority": step},
+        "worker_pid": None,
     }
 
 

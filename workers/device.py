@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import os
 
-from broker.keys import Keys
-from broker.message import CALLBACKS
 from configs import Settings
 from workers import process
 from workers.app import make_app
 from workers.loading import ModelLoader
+from workers.outbox import outbox_list
 
 
 def main(settings: Settings, device: str, index: int) -> int:
     """Serve all models of `settings` on `device` until told to stop. `index` counts this machine's worker processes."""
     process.prepare(settings, "worker")
     _limit_threads(settings, device)
-    outbox = Keys(settings.broker.key_prefix).queue(CALLBACKS).waiting[0]
+    outbox = outbox_list(settings.broker.key_prefix)
     return process.run(
         settings,
         make_app(settings),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from batching import Batch
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
-from workers.backoff import Backoff
+from workers.backoff import persist
 from workers.handover import Endings, Handover, RunBatch
 from workers.jobs import Job
 from workers.lane import Lane, RowRef
@@ -110,16 +110,15 @@ class DeviceLoop:
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """The broker's last look: the jobs that run, and those that were revoked; neither for what is not ours now."""
         starts = [Start(job.lease.tag, job.id, job.message.recorded, job.lease.attempt) for job in jobs]
-        backoff = Backoff()
-        while True:
-            try:
-                answers = self._broker.start(lane.queue, starts)
-                break
-            except BrokerUnavailable as error:
-                if self._stopping.is_set():
-                    return [], []
-                log.warning("The broker is away; the batch waits for it.", extra={"cause": str(error)})
-                backoff.wait(self._stopping)
+        try:
+            answers = persist(
+                lambda: self._broker.start(lane.queue, starts),
+                self._stopping,
+                log,
+                "The broker is away; the batch waits for it.",
+            )
+        except BrokerUnavailable:
+            return [], []
         by_answer: defaultdict[StartAnswer, list[Job]] = defaultdict(list)
         for job, answer in zip(jobs, answers, strict=True):
             by_answer[answer].append(job)

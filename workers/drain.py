@@ -86,7 +86,7 @@ class Drain:
         self._keeper = Keeper(broker, lambda: list(self._feeders), self._info, metrics, keeper_ports, self._watch)
         self._stopping = threading.Event()
         self._opening = threading.Lock()
-        self._grace = Grace(float("inf"))
+        self._grace = Grace()
         self._loader = core_thread("loader", self._load_models)
 
     def start(self) -> None:
@@ -98,9 +98,7 @@ class Drain:
 
     def stop(self, grace_s: float) -> None:
         """Stop leasing, finish the running batch, settle it, give the rest back; within `grace_s`."""
-        cut, self._grace = self._grace.is_cut, Grace(grace_s)
-        if cut:
-            self._grace.cut()
+        self._grace.begin(grace_s)
         with self._opening:
             self._stopping.set()
         for feeder in self._feeders:

@@ -9,7 +9,6 @@ from celery import Celery
 
 from batching import Limits
 from broker import ModelInfo
-from broker.keys import Keys
 from broker.message import CALLBACKS
 from configs import Settings
 from workers import process
@@ -18,6 +17,7 @@ from workers.callbacks import CallbackCaller
 from workers.executor import Executor
 from workers.jobs import Served
 from workers.lane import LaneKind
+from workers.outbox import outbox_list
 
 #: Ended jobs that are taken together. Each is a call or two: enough to hide the round trips of leasing and settling.
 _TOGETHER = 32
@@ -31,8 +31,7 @@ def main(settings: Settings) -> int:
     # Where calls go that name no queue, as in the shop's own Celery settings.
     app.conf.task_default_queue = settings.io.default_queue
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
-    outbox = Keys(settings.broker.key_prefix).queue(CALLBACKS).waiting[0]
-    loaders = {CALLBACKS: CallbackLoader.of(app, outbox)}
+    loaders = {CALLBACKS: CallbackLoader.of(app, outbox_list(settings.broker.key_prefix))}
     return process.run(
         settings, app, loaders, service="io", name="sheaf-io", device="none", metrics_port=settings.io.metrics_port
     )

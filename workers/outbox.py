@@ -12,11 +12,17 @@ from dataclasses import dataclass
 import orjson
 
 from broker import BadMessage, FollowUp
-from broker.message import Message, encode_callbacks
+from broker.keys import Keys
+from broker.message import CALLBACKS, Message, encode_callbacks
 
 _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
 _FROM_HEADERS = ("root_id", "parent_id", "group", "group_index", "ignore_result")
 _NAMESPACE = uuid.UUID("1f5f1d4e-3c5b-5d0a-9b56-5a1e9c0f7f0b")
+
+
+def outbox_list(key_prefix: str) -> str:
+    """The list that takes what follows a job's end."""
+    return Keys(key_prefix).queue(CALLBACKS).waiting[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from broker import BadMessage, Broker, BrokerUnavailable, JobStatus, SettleAnswe
 from inference import gpu_memory_bytes
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics, padding_ratio
-from workers.backoff import Backoff
+from workers.backoff import persist
 from workers.handover import Burials, Endings, Handover, RunBatch
 from workers.jobs import Burial, Ending, Served, finished
 from workers.lane import Lane
@@ -151,16 +151,12 @@ class Settler:
         self._lines.write([_job_line(lane.served, ending) for ending in settled])
 
     def _store(self, lane: Lane, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        backoff = Backoff()
-        while True:
-            try:
-                answers = self._broker.settle(lane.queue, settlements)
-                break
-            except BrokerUnavailable as error:
-                if self._giving_up.is_set():
-                    raise
-                log.warning("The broker is away; results wait for it.", extra={"cause": str(error)})
-                backoff.wait(self._giving_up)
+        answers = persist(
+            lambda: self._broker.settle(lane.queue, settlements),
+            self._giving_up,
+            log,
+            "The broker is away; results wait for it.",
+        )
         lane.forget([settlement.tag for settlement in settlements])
         return answers
 

@@ -38,11 +38,14 @@ def end_process() -> None:
 
 
 class Grace:
-    """The time that is left for stopping in order; may be cut short from a signal handler."""
+    """The time that is left for stopping in order; may be cut short from a signal handler, before it begins too."""
 
-    def __init__(self, seconds: float) -> None:
-        self._ends_at = time.monotonic() + seconds
+    def __init__(self) -> None:
+        self._ends_at = float("inf")
         self.is_cut = False
+
+    def begin(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
 
     def cut(self) -> None:
         """There is no time left."""
