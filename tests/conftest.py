@@ -14,6 +14,18 @@ import redis
 
 from broker.embedded import EmbeddedServer
 
+#: How keys of ours begin that live until their work is done (leases, delayed and dead messages), and those that there is
+#: one of per queue or installation: counters, the list of workers.
+PERMANENT_KEYS = (
+    "sheaf:returned:",
+    "sheaf:holders:",
+    "sheaf:held:",
+    "sheaf:lease-sequence:",
+    "sheaf:delayed",
+    "sheaf:dead:",
+    "sheaf:workers",
+)
+
 
 def wait_until(predicate: Callable[[], object], *, description: str, timeout_s: float = 15.0) -> None:
     """Poll until `predicate` holds; fail the test with `description` when it does not within `timeout_s`."""

@@ -8,21 +8,12 @@ import pytest
 import redis
 
 from broker import Broker
+from tests.conftest import PERMANENT_KEYS
 
 QUEUE = "infer.echo"
 MakeBroker = Callable[..., Broker]
 
-#: Keys that live until their work is done: queues, leases, delayed and dead messages, counters, the registry.
-PERMANENT = (
-    QUEUE,
-    "sheaf:returned:",
-    "sheaf:holders:",
-    "sheaf:held:",
-    "sheaf:lease-sequence:",
-    "sheaf:delayed",
-    "sheaf:dead:",
-    "sheaf:workers",
-)
+PERMANENT = (*PERMANENT_KEYS, QUEUE)
 
 
 @pytest.fixture

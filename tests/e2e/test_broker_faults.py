@@ -29,8 +29,6 @@ MODELS: dict[str, object] = {
     "echo": {"handler": "inference.handlers.echo:Echo", "max_batch_size": 16, "max_wait_ms": 0},
     "slow": {"handler": "tests.workers.handlers:Sleeper", "max_batch_size": 1, "max_wait_ms": 0},
 }
-#: With `everysec` a kill -9 loses what a server accepted while it was waiting for the disk.
-DURABLE = ("--appendfsync", "always")
 READ_TIMEOUT_S = 2
 LEASE_S = 6
 #: Seconds that a batch runs which is to outlast a fault, and one which is to end within it.
@@ -72,7 +70,8 @@ class Stack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("faults")
     port, metrics_port = free_port(), free_port()
-    with EmbeddedServer(free_port(), folder / "valkey", extra=DURABLE) as server, Proxy(server.port) as proxy:
+    # With `everysec` a kill -9 loses what a server accepted while it was waiting for the disk.
+    with EmbeddedServer(free_port(), folder / "valkey", fsync="always") as server, Proxy(server.port) as proxy:
         config: dict[str, object] = {
             "broker": {"url": proxy.url, "read_timeout_s": READ_TIMEOUT_S, "lease_s": LEASE_S},
             "api": {"port": port, "max_wait_s": 20},
@@ -188,7 +187,7 @@ def loading(stack: Stack) -> Iterator[None]:
         pipe.execute()
     stack.server.kill()
     stack.server = EmbeddedServer(
-        stack.server.port, stack.server.data_dir, extra=(*DURABLE, "--key-load-delay", str(KEY_DELAY_US))
+        stack.server.port, stack.server.data_dir, fsync="always", extra=("--key-load-delay", str(KEY_DELAY_US))
     )
     starting = threading.Thread(target=stack.server.start)
     starting.start()

@@ -164,6 +164,19 @@ def collected_events(app: Celery) -> Iterator[list[dict[str, object]]]:
             thread.join()
 
 
+@pytest.fixture
+def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
+    """Every event on the broker during a test."""
+    with collected_events(celery_client) as collected:
+        yield collected
+
+
+def held(url: str, queue: str) -> int:
+    """How many messages of a queue workers hold."""
+    with redis.Redis.from_url(url) as client:
+        return sum(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
+
+
 def wait_until_controllable(client: Celery) -> None:
     """Control commands reach only workers that listen already, and jobs are served before that."""
     wait_until(client.control.inspect(timeout=0.5).ping, description="the worker takes control commands")

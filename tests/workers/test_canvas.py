@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from broker.embedded import EmbeddedServer
 from tests.conftest import free_port, wait_until
 from tests.services import REPOSITORY, Service
-from tests.workers.conftest import MODELS, announced, celery_app
+from tests.workers.conftest import MODELS, announced, celery_app, held
 
 ECHO, PICKY = "infer.echo", "infer.picky"
 
@@ -84,10 +84,6 @@ def client(url: str, io_worker: Service, shop: None) -> Iterator[Celery]:
 def infer(client: Celery, value: object, queue: str = ECHO) -> Signature[object]:
     made: Signature[object] = client.signature("sheaf.infer", args=[value], queue=queue)
     return made
-
-
-def held(server: redis.Redis, queue: str) -> bool:
-    return any(server.hlen(key) for key in server.keys(f"sheaf:held:{queue}:*"))
 
 
 def test_a_linked_task_gets_the_result_and_is_a_child_of_it(client: Celery) -> None:
@@ -167,13 +163,12 @@ def test_a_chord_whose_header_is_revoked_while_it_runs_or_waits_does_not_wait_fo
     client: Celery, url: str
 ) -> None:
     header = [infer(client, 1.0, "infer.slow").set(task_id="runs"), infer(client, 0, "infer.slow").set(task_id="waits")]
-    with redis.Redis.from_url(url) as server:
-        result = chord(header, app=client)(client.signature("shop.join"))
-        wait_until(lambda: held(server, "infer.slow"), description="they are held")
-        client.control.revoke(["runs", "waits"])
-        with pytest.raises(ChordError, match="TaskRevokedError"):
-            AsyncResult(result.id, app=client).get(timeout=20)
-        wait_until(lambda: not held(server, "infer.slow"), description="both have ended")
+    result = chord(header, app=client)(client.signature("shop.join"))
+    wait_until(lambda: held(url, "infer.slow"), description="they are held")
+    client.control.revoke(["runs", "waits"])
+    with pytest.raises(ChordError, match="TaskRevokedError"):
+        AsyncResult(result.id, app=client).get(timeout=20)
+    wait_until(lambda: not held(url, "infer.slow"), description="both have ended")
 
 
 def test_a_group_inside_a_chain_becomes_a_chord(client: Celery) -> None:

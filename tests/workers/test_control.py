@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-import redis
 from celery import Celery
-from celery.events import EventReceiver
 
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker, StartWorker, wait_until_controllable
+from tests.workers.conftest import RunningWorker, StartWorker, held, wait_until_controllable
 
 SLOW, ECHO = "infer.slow", "infer.echo"
-
-
-def held(url: str, queue: str) -> int:
-    with redis.Redis.from_url(url) as client:
-        return sum(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
 
 
 class Worker:
@@ -78,19 +68,6 @@ def test_scheduled_tells_the_delayed_jobs_with_their_times(worker: RunningWorker
     assert [entry["request"]["id"] for entry in (first, second)] == [sooner.id, later.id]
     assert asked.tells("active") == asked.tells("reserved") == []
     assert held(worker.url, ECHO) == 0
-
-
-@pytest.fixture
-def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
-    """Collects every event on the broker."""
-    collected: list[dict[str, object]] = []
-    with celery_client.connection_for_read() as connection:
-        receiver = EventReceiver(connection, handlers={"*": collected.append}, app=celery_client)
-        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
-        thread.start()
-        yield collected
-        receiver.should_stop = True
-        thread.join()
 
 
 def test_a_job_whose_worker_was_lost_is_shown_as_retried(

@@ -8,22 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-import redis
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.conftest import free_port, wait_until
 from tests.services import Service, answers
-from tests.workers.conftest import RunningWorker, StartWorker, wait_until_controllable
+from tests.workers.conftest import RunningWorker, StartWorker, held, wait_until_controllable
 
 SLOW, ECHO = "infer.slow", "infer.echo"
-
-
-def runs(url: str, queue: str = SLOW) -> bool:
-    """True when a worker holds something of this queue."""
-    with redis.Redis.from_url(url) as client:
-        return any(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def busy(worker: RunningWorker, celery_client: Celery) -> AsyncResult[object]:
     """The device runs one batch of the slow model for longer than any of these tests."""
     wait_until_controllable(celery_client)
     running = celery_client.send_task("sheaf.infer", args=[8], queue=SLOW)
-    wait_until(lambda: runs(worker.url), description="the device is busy")
+    wait_until(lambda: held(worker.url, SLOW), description="the device is busy")
     return running
 
 
@@ -121,7 +114,7 @@ def test_a_job_that_is_revoked_while_it_runs_ends_at_once_as_that_and_is_counted
 ) -> None:
     wait_until_controllable(celery_client)
     running = celery_client.send_task("sheaf.infer", args=[3], queue=SLOW)
-    wait_until(lambda: runs(worker.url), description="it runs")
+    wait_until(lambda: held(worker.url, SLOW), description="it runs")
     begin = time.monotonic()
     running.revoke()
     with pytest.raises(TaskRevokedError, match="revoked"):

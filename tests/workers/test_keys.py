@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from tests.conftest import wait_until
+from tests.conftest import PERMANENT_KEYS, wait_until
 from tests.workers.conftest import Shop
 
-#: Keys that live until their work is done (queues, leases, delayed and dead messages), and a few that there is one of
-#: per queue or installation: counters, the list of workers, and kombu's table of queues.
-PERMANENT = (
-    "infer.",
-    "sheaf:returned:",
-    "sheaf:holders:",
-    "sheaf:held:",
-    "sheaf:lease-sequence:",
-    "sheaf:delayed",
-    "sheaf:dead:",
-    "sheaf:workers",
-    "_kombu.binding",
-)
+#: Ours, the queues, and kombu's table of queues.
+PERMANENT = (*PERMANENT_KEYS, "infer.", "_kombu.binding")
 
 
 def test_no_key_is_left_that_lives_for_ever_without_need(shop: Shop) -> None:

@@ -10,14 +10,9 @@ import redis
 from celery import Celery
 
 from tests.conftest import wait_until
-from tests.workers.conftest import StartWorker
+from tests.workers.conftest import StartWorker, held
 
 SLOW, FREEZER = "infer.slow", "infer.freezer"
-
-
-def held(url: str, queue: str) -> int:
-    with redis.Redis.from_url(url) as client:
-        return sum(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
 
 
 def given_back(url: str, queue: str) -> list[bytes]:

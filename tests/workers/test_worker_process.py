@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
 from celery import Celery
-from celery.events import EventReceiver
 
 from broker.embedded import EmbeddedServer
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker, StartWorker, celery_app, wait_until_controllable
+from tests.workers.conftest import RunningWorker, StartWorker, celery_app, held, wait_until_controllable
 
 ECHO = "infer.echo"
-
-
-def leased(url: str, queue: str) -> int:
-    with redis.Redis.from_url(url) as client:
-        return sum(client.hlen(key) for key in client.keys(f"sheaf:held:{queue}:*"))
 
 
 def test_control_commands_are_answered_at_once_while_a_batch_runs(worker: RunningWorker, celery_client: Celery) -> None:
     wait_until_controllable(celery_client)
     running = celery_client.send_task("sheaf.infer", args=[10], queue="infer.slow")
-    wait_until(lambda: leased(worker.url, "infer.slow") == 1, description="the batch has begun")
+    wait_until(lambda: held(worker.url, "infer.slow") == 1, description="the batch has begun")
     for _ in range(3):
         begin = time.monotonic()
         assert celery_client.control.inspect(timeout=0.9).ping()
@@ -43,19 +35,6 @@ def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery
     answered = celery_client.control.inspect(timeout=2).registered() or {}
     [tasks] = answered.values()
     assert "sheaf.infer" in tasks
-
-
-@pytest.fixture
-def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
-    """Collects every event on the broker."""
-    collected: list[dict[str, object]] = []
-    with celery_client.connection_for_read() as connection:
-        receiver = EventReceiver(connection, handlers={"*": collected.append}, app=celery_client)
-        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
-        thread.start()
-        yield collected
-        receiver.should_stop = True
-        thread.join()
 
 
 def of_task(events: list[dict[str, object]], task_id: str) -> list[str]:
@@ -90,10 +69,10 @@ def test_a_stopped_worker_finishes_its_batch_and_gives_the_rest_back(
     worker: RunningWorker, celery_client: Celery, valkey_url: str
 ) -> None:
     sent = [celery_client.send_task("sheaf.infer", args=[1.0], queue="infer.slow") for _ in range(20)]
-    wait_until(lambda: leased(valkey_url, "infer.slow") >= 8, description="a batch runs and others are prefetched")
+    wait_until(lambda: held(valkey_url, "infer.slow") >= 8, description="a batch runs and others are prefetched")
     worker.service.send(signal.SIGTERM)
     assert worker.service.wait(20) == 0
-    assert leased(valkey_url, "infer.slow") == 0
+    assert held(valkey_url, "infer.slow") == 0
     done = [result for result in sent if result.ready()]
     with redis.Redis.from_url(valkey_url) as client:
         waiting = client.llen("infer.slow") + client.llen("sheaf:returned:infer.slow:0")
@@ -107,7 +86,7 @@ def test_what_a_killed_worker_held_is_run_by_another(
 ) -> None:
     doomed = start_worker(valkey_url, lease_s=1.0)
     sent = [celery_client.send_task("sheaf.infer", args=[0.3], queue="infer.slow") for _ in range(6)]
-    wait_until(lambda: leased(valkey_url, "infer.slow") >= 4, description="it holds a batch")
+    wait_until(lambda: held(valkey_url, "infer.slow") >= 4, description="it holds a batch")
     doomed.service.kill()
     start_worker(valkey_url, lease_s=1.0)
     assert [result.get(timeout=20) for result in sent] == [0.3] * 6
@@ -118,7 +97,7 @@ def test_a_worker_that_was_frozen_past_its_lease_settles_nothing_and_says_so(
 ) -> None:
     frozen = start_worker(valkey_url, lease_s=1.0)
     sent = [celery_client.send_task("sheaf.infer", args=[0.5], queue="infer.slow") for _ in range(4)]
-    wait_until(lambda: leased(valkey_url, "infer.slow") == 4, description="it holds them")
+    wait_until(lambda: held(valkey_url, "infer.slow") == 4, description="it holds them")
     frozen.service.send(signal.SIGSTOP)
     other = start_worker(valkey_url, lease_s=1.0)
     assert [result.get(timeout=20) for result in sent] == [0.5] * 4
@@ -148,7 +127,7 @@ def test_what_is_held_for_a_worker_that_never_learnt_of_it_is_run(
             lease.zadd(f"sheaf:holders:{ECHO}", {session: (time.time() + 30) * 1000})
             lease.execute()
     assert sent.get(timeout=20) == "x"
-    assert leased(valkey_url, ECHO) == 0
+    assert held(valkey_url, ECHO) == 0
 
 
 def test_an_input_that_kills_its_worker_each_time_takes_no_other_job_down(
