@@ -68,6 +68,7 @@ class ResultListener:
         self._control_channel = control_channel
         self._revoke = revoke
         self._revoking: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._waiters: dict[bytes, set[Waiter]] = {}
 
@@ -95,6 +96,8 @@ class ResultListener:
             self._task = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
+        # The client library may swallow the cancellation while a connection breaks; then the loop ends at its next turn.
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -103,12 +106,12 @@ class ResultListener:
     async def _listen(self) -> None:
         """Hand news on, for as long as the process lives; on a new connection when the old one is gone or mute."""
         failures = 0
-        while True:
+        while not self._closing:
             pubsub = self._client.pubsub()
             try:
                 async with translated_async(self._client):
                     await pubsub.subscribe(self._keys.ended, self._control_channel)
-                    while True:
+                    while not self._closing:
                         await self._hear(pubsub)
                         failures = 0
             except BrokerUnavailable as error:

@@ -14,8 +14,8 @@ import redis
 
 from broker.embedded import EmbeddedServer
 
-#: How keys of ours begin that live until their work is done (leases, delayed and dead messages), and those that there is
-#: one of per queue or installation: counters, the list of workers.
+#: How keys of ours begin that live until their work is done (leases, delayed and dead messages), or of which
+#: there is one per queue or installation (counters, the list of workers).
 PERMANENT_KEYS = (
     "sheaf:returned:",
     "sheaf:holders:",
