@@ -96,7 +96,7 @@ class ResultListener:
             self._task = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
-        # redis-py may swallow the cancellation while a connection breaks; the loop then ends at its next turn
+        # redis-py may swallow the cancellation while a connection breaks; the loop then ends at its next turn.
         self._closing = True
         if self._task is not None:
             self._task.cancel()
