@@ -1,4 +1,4 @@
-"""Forms batches, first come first served.
+"""Forms the batches of one model: the row whose turn it is leads, rows of like length fill.
 
 It owns the rows that wait and nothing else; time is an argument. Its invariant: each added row leaves exactly once,
 through `due`, `remove` or `drain`, and no batch exceeds a bound.
@@ -6,94 +6,234 @@ through `due`, `remove` or `drain`, and no batch exceeds a bound.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from batching.types import Batch, CloseReason, Limits, Row, RowTooLong
+from batching.cost import CostFit
+from batching.level import Level
+from batching.patience import ArrivalRate, Patience, worth_waiting_s
+from batching.planning import together_with
+from batching.types import LEVELS, Batch, CloseReason, Limits, Row, RowTooLong
 
 T = TypeVar("T")
 
+#: How long before a row's deadline its batch is closed, seconds: it has to begin in time.
+DEADLINE_MARGIN_S = 0.02
+
+
+class _Cause(Enum):
+    """Why a batch is due."""
+
+    #: What waits fills a batch.
+    ENOUGH = auto()
+    #: The oldest row's wait is over.
+    WAITED = auto()
+    #: As many rows wait as can be expected.
+    ALL_THERE = auto()
+    #: The next row is not worth waiting for.
+    NOT_WORTH_IT = auto()
+    #: A row is about to expire.
+    DEADLINE = auto()
+
 
 class Batcher(Generic[T]):
-    """Rows in, batches out. All times are seconds on one clock of the caller's."""
+    """Rows in, batches out. All times are seconds on one clock of the caller's.
 
-    def __init__(self, limits: Limits) -> None:
+    `cost` is what the device was seen to take; whoever runs the batches adds to it.
+    """
+
+    def __init__(self, limits: Limits, cost: CostFit | None = None) -> None:
         self.limits = limits
-        self._rows: deque[Row[T]] = deque()
-        # How far the batch now forming reaches, so that each row is looked at once, not at every question.
-        self._forming = 0
+        self.cost = cost or CostFit()
+        self._levels: list[Level[T]] = [Level() for _ in range(LEVELS)]
+        self._lengths: Counter[int] = Counter()
+        self._count = 0
         self._longest = 0
-        self._oldest = float("inf")
-        self._closed: CloseReason | None = None
+        self._oldest = math.inf
+        self._deadline = math.inf
+        self._last_added = -math.inf
+        self._patience = Patience()
+        self._arrivals = ArrivalRate()
+        #: The device asked for a batch while these rows waited, and got none.
+        self._kept_waiting = False
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     @property
     def oldest(self) -> float:
-        """When the oldest row of the next batch was enqueued; infinity when there is none."""
+        """When the oldest row that waits was enqueued; infinity when there is none."""
         return self._oldest
+
+    def levels(self) -> list[int]:
+        """The priority levels that wait, the highest first."""
+        return [number for number, level in enumerate(self._levels) if level.rows]
+
+    def rows_at(self, level: int) -> int:
+        """How many rows of this priority level wait."""
+        return len(self._levels[level].rows)
 
     def add(self, row: Row[T], now: float) -> None:
         """Take a row in. Raises `RowTooLong` for a row that fits no batch; it is not taken in."""
         if row.tokens > self.limits.max_batch_tokens:
             raise RowTooLong(row.tokens, self.limits.max_batch_tokens)
-        self._rows.append(row)
-        if self._closed is None:
-            self._extend(row)
-
-    def due(self, now: float) -> Batch[T] | None:
-        """The next batch, when one is due at `now`: it is full, or its oldest row has waited long enough.
-
-        Ask when the device is free: a batch is formed as late as possible, so that it holds as many rows as possible.
-        """
-        wakeup = self.next_wakeup(now)
-        if wakeup is None or wakeup > now:
-            return None
-        rows = tuple(self._rows.popleft() for _ in range(self._forming))
-        batch = Batch(rows, self._longest, self._closed or CloseReason.WAIT)
-        self._form_next()
-        return batch
+        self._levels[row.level].add(row)
+        self._lengths[row.tokens] += 1
+        self._count += 1
+        self._longest = max(self._longest, row.tokens)
+        self._oldest = min(self._oldest, row.enqueued_at)
+        if row.deadline is not None:
+            self._deadline = min(self._deadline, row.deadline)
+        self._last_added = now
+        if self.limits.adaptive_wait:
+            self._arrivals.add(now)
 
     def next_wakeup(self, now: float) -> float | None:
         """When a batch will be due if nothing is added: not after `now` when one is due already; None without rows."""
-        if not self._rows:
+        if not self._count:
             return None
-        return now if self._closed is not None else self._oldest + self.limits.max_wait_s
+        return min(moment for moment, _ in self._causes(now))
+
+    def due(self, now: float, level: int | None = None) -> Batch[T] | None:
+        """The next batch, led by a row of `level` (default: the highest that waits), when one is due at `now`.
+
+        Ask when the device is free, or about to be: a batch is formed as late as possible, so that it holds as many rows
+        as possible.
+        """
+        if not self._count:
+            return None
+        moment, cause = min(self._causes(now), key=lambda found: found[0])
+        if moment > now:
+            self._kept_waiting = True
+            return None
+        rows = self._formed(self.levels()[0] if level is None else level, now)
+        left = self._count - len(rows)
+        self._learn(cause)
+        batch = Batch(tuple(rows), max(row.tokens for row in rows), self._reason(cause, len(rows), left))
+        self._serve(rows)
+        return batch
 
     def remove(self, gone: Callable[[T], bool]) -> int:
         """Take out the rows whose payload is `gone`, wherever they wait; returns how many that were."""
-        before = len(self._rows)
-        self._rows = deque(row for row in self._rows if not gone(row.payload))
-        self._form_next()
-        return before - len(self._rows)
+        rows = [row for level in self._levels for row in level.rows if gone(row.payload)]
+        self._withdraw(rows)
+        return len(rows)
 
     def drain(self) -> list[Row[T]]:
         """All rows that wait, oldest first; none is left."""
-        rows = list(self._rows)
-        self._rows.clear()
-        self._form_next()
+        rows = sorted((row for level in self._levels for row in level.rows), key=lambda row: row.enqueued_at)
+        self._withdraw(rows)
         return rows
 
-    def _form_next(self) -> None:
-        self._forming = 0
-        self._longest = 0
-        self._oldest = float("inf")
-        self._closed = None
-        for row in self._rows:
-            self._extend(row)
-            if self._closed is not None:
-                return
-
-    def _extend(self, row: Row[T]) -> None:
-        longest = max(self._longest, row.tokens)
-        if longest * (self._forming + 1) > self.limits.max_batch_tokens:
-            self._closed = CloseReason.TOKENS
+    def _causes(self, now: float) -> Iterable[tuple[float, _Cause]]:
+        """The moments at which a batch is due, each with its cause. At least one row waits."""
+        limits = self.limits
+        if self._count >= limits.full_size or self._longest * self._count > limits.max_batch_tokens:
+            yield now, _Cause.ENOUGH
             return
-        self._longest = longest
-        # A message that was given back may come in behind younger ones; it waits no longer for that.
-        self._oldest = min(self._oldest, row.enqueued_at)
-        self._forming += 1
-        if self._forming == self.limits.max_batch_size:
-            self._closed = CloseReason.FULL
+        yield self._oldest + limits.max_wait_s, _Cause.WAITED
+        if self._count >= self._patience.enough():
+            yield now, _Cause.ALL_THERE
+        if limits.adaptive_wait:
+            gap_s = self._arrivals.gap_s(now)
+            patience_s = worth_waiting_s(self._count, gap_s, self.cost.model.overhead_s)
+            yield self._last_added + patience_s, _Cause.NOT_WORTH_IT
+        if self._deadline < math.inf:
+            yield self._deadline - DEADLINE_MARGIN_S, _Cause.DEADLINE
+
+    def _formed(self, level: int, now: float) -> list[Row[T]]:
+        """The rows of the next batch, its leader first."""
+        leading = self._levels[level]
+        if len(self._lengths) == 1 and self._deadline == math.inf:
+            # Rows of one length need no plan: they run in their order.
+            return self._trimmed(self._candidates(level, self._most(self._longest)), now)
+        candidates = self._candidates(level, self.limits.max_batch_size)
+        rows = self._alike(candidates[0], candidates)
+        if leading.deadlines:
+            ends = now + self.cost.model.seconds(max(row.tokens for row in rows) * len(rows)) + DEADLINE_MARGIN_S
+            urgent = leading.urgent(now, ends, rows)
+            if urgent is not None:
+                rows = self._alike(urgent, candidates)
+        return self._trimmed(rows, now)
+
+    def _candidates(self, level: int, enough: int) -> list[Row[T]]:
+        """The rows of `level` in their order, and then, while they are not enough, those of the others, high before low."""
+        candidates = self._levels[level].ordered()
+        for other in range(LEVELS):
+            if len(candidates) >= enough:
+                break
+            if other != level:
+                candidates = candidates + self._levels[other].ordered()
+        return candidates
+
+    def _alike(self, leader: Row[T], candidates: Sequence[Row[T]]) -> list[Row[T]]:
+        """The leader and those that should run with it, in the order of `candidates`."""
+        lengths = sorted(row.tokens for row in candidates)
+        begin, end = together_with(
+            bisect_left(lengths, leader.tokens),
+            lengths,
+            self.cost.model.overhead_tokens,
+            self.limits.max_batch_size,
+            self.limits.max_batch_tokens,
+        )
+        shortest, longest = lengths[begin], lengths[end - 1]
+        alike = [row for row in candidates if shortest <= row.tokens <= longest and row is not leader]
+        return [leader, *alike[: end - begin - 1]]
+
+    def _trimmed(self, rows: list[Row[T]], now: float) -> list[Row[T]]:
+        """No more rows than a batch may hold; a preferred number of them where that holds up no row."""
+        most = self._most(max(row.tokens for row in rows))
+        left_behind = self._count > len(rows) or len(rows) > most
+        rows = rows[:most]
+        preferred = max((size for size in self.limits.preferred_sizes if size <= len(rows)), default=len(rows))
+        wait_s = self.limits.max_wait_s
+        if left_behind or all(row.enqueued_at + wait_s > now for row in rows[preferred:]):
+            return rows[:preferred]
+        return rows
+
+    def _most(self, longest: int) -> int:
+        """Rows of a batch whose longest row has so many tokens."""
+        limits = self.limits
+        return min(limits.max_batch_size, limits.max_batch_tokens // longest) if longest else limits.max_batch_size
+
+    def _learn(self, cause: _Cause) -> None:
+        match cause:
+            case _Cause.ALL_THERE:
+                self._patience.closed_early()
+            case _Cause.WAITED if self._kept_waiting:
+                self._patience.waited_in_full(self._count)
+
+    def _reason(self, cause: _Cause, rows: int, left: int) -> CloseReason:
+        if rows >= self.limits.full_size:
+            return CloseReason.FULL
+        if cause is _Cause.DEADLINE:
+            return CloseReason.DEADLINE
+        if left:
+            return CloseReason.TOKENS
+        return CloseReason.WAIT if cause is _Cause.WAITED and self._kept_waiting else CloseReason.IDLE
+
+    def _serve(self, rows: Sequence[Row[T]]) -> None:
+        for number, level in enumerate(self._levels):
+            level.serve([row for row in rows if row.level == number])
+        self._left(rows)
+
+    def _withdraw(self, rows: Sequence[Row[T]]) -> None:
+        for number, level in enumerate(self._levels):
+            level.withdraw([row for row in rows if row.level == number])
+        self._left(rows)
+
+    def _left(self, rows: Sequence[Row[T]]) -> None:
+        """These rows wait no longer."""
+        for tokens, count in Counter(row.tokens for row in rows).items():
+            self._lengths[tokens] -= count
+            if not self._lengths[tokens]:
+                del self._lengths[tokens]
+        self._count -= len(rows)
+        self._longest = max(self._lengths, default=0)
+        self._oldest = min(level.oldest for level in self._levels)
+        self._deadline = min(level.deadline for level in self._levels)
+        self._kept_waiting = False

@@ -1,0 +1,83 @@
+"""What a device runs next, of all the models that it serves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from batching.batcher import Batcher
+from batching.fairness import Shares
+from batching.types import Batch
+
+T = TypeVar("T")
+
+#: Share of a device's time that each lower priority gets while a higher one waits.
+LOW_SHARE = 0.1
+#: How many times the device time of another model a model gets at most because its rows have waited longer.
+MOST_BY_AGE = 8.0
+
+
+@dataclass(slots=True, eq=False)
+class _Place(Generic[T]):
+    """One model's place in the turns: `used_s` is its device time, weighted; the least is next."""
+
+    batcher: Batcher[T]
+    used_s: float = 0.0
+
+
+class Scheduler(Generic[T]):
+    """Joins batchers: first the priority level is chosen, then the model.
+
+    A lower level leads for its share of the device's time. Models of one level share it by the age of their oldest rows:
+    twice as long a wait gets twice the time, within `MOST_BY_AGE`, so the queues' ages draw level and none starves.
+    """
+
+    def __init__(self, low_share: float = LOW_SHARE) -> None:
+        self._places: list[_Place[T]] = []
+        self._shares = Shares(low_share)
+
+    def serve(self, batcher: Batcher[T]) -> None:
+        """From now on this one's rows too."""
+        self._places.append(_Place(batcher, min((place.used_s for place in self._places), default=0.0)))
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When a batch will be due if nothing is added; None without rows."""
+        wakeups = [place.batcher.next_wakeup(now) for place in self._places]
+        return min((wakeup for wakeup in wakeups if wakeup is not None), default=None)
+
+    def due(self, now: float) -> tuple[Batcher[T], Batch[T]] | None:
+        """The batch to run, when one is due, and whose it is. Ask when the device is free, or about to be."""
+        wakeups = [(place.batcher.next_wakeup(now), place) for place in self._places]
+        due = [place for wakeup, place in wakeups if wakeup is not None and wakeup <= now]
+        if not due:
+            for place in self._places:
+                # They learn that the device waits for them.
+                place.batcher.due(now)
+            return None
+        waiting = sorted({level for place in due for level in place.batcher.levels()})
+        level = self._shares.pick(waiting)
+        chosen = min(
+            (place for place in due if place.batcher.rows_at(level)),
+            key=lambda place: (place.used_s, place.batcher.oldest),
+        )
+        age_s = now - chosen.batcher.oldest
+        floor = min(place.used_s for place in due)
+        batch = chosen.batcher.due(now, level)
+        assert batch is not None
+        seconds = chosen.batcher.cost.model.seconds(batch.padded_tokens)
+        self._shares.charge(level, waiting, seconds)
+        self._advance(chosen, seconds / _weight(age_s), floor)
+        return chosen.batcher, batch
+
+    def _advance(self, chosen: _Place[T], used_s: float, floor: float) -> None:
+        chosen.used_s += used_s
+        for place in self._places:
+            # Who had nothing to run meanwhile saves nothing up.
+            if not len(place.batcher):
+                place.used_s = max(place.used_s, floor)
+
+
+def _weight(age_s: float) -> float:
+    """What divides a batch's time when it is charged: grows with the wait, in seconds, of the model's oldest row."""
+    return min(max(1.0, age_s), MOST_BY_AGE) if math.isfinite(age_s) else 1.0
