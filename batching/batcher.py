@@ -101,8 +101,8 @@ class Batcher(Generic[T]):
     def due(self, now: float, level: int | None = None) -> Batch[T] | None:
         """The next batch, led by a row of `level` (default: the highest that waits), when one is due at `now`.
 
-        Ask when the device is free, or about to be: a batch is formed as late as possible, so that it holds as many rows
-        as possible.
+        Ask when the device is free, or about to be: a batch is formed as late as possible, so that it holds as many
+        rows as possible.
         """
         if not self._count:
             return None
@@ -161,7 +161,7 @@ class Batcher(Generic[T]):
         return self._trimmed(rows, now)
 
     def _candidates(self, level: int, enough: int) -> list[Row[T]]:
-        """The rows of `level` in their order, and then, while they are not enough, those of the others, high before low."""
+        """The rows of `level` in their order; while they are not enough those of the others too, high before low."""
         candidates = self._levels[level].ordered()
         for other in range(LEVELS):
             if len(candidates) >= enough:

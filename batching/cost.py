@@ -19,7 +19,7 @@ class CostModel:
     #: Seconds for each padded token more.
     token_s: float
 
-    def seconds(self, padded_tokens: int) -> float:
+    def seconds(self, padded_tokens: float) -> float:
         return self.overhead_s + self.token_s * padded_tokens
 
     @property

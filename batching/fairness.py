@@ -61,7 +61,7 @@ class FairOrder:
 
 
 class Shares:
-    """Which priority level leads the next batch: the highest that waits, but each lower one for its share of the time."""
+    """Which priority level leads: the highest that waits, but each lower one for its share of the time."""
 
     def __init__(self, share: float) -> None:
         if not 0 <= share <= 1 / LEVELS:

@@ -16,9 +16,9 @@ RATE_OVER_S = 2.0
 class Patience:
     """Learns when waiting on is of no use.
 
-    Full waits tell how many rows may come: with eight callers who each wait for their answer, never more than eight. Once
-    as many are there, the batch need not wait for the rest of its time. Without this, batching is slower than none when
-    there are fewer callers than a batch has rows.
+    Full waits tell how many rows may come: with eight callers who each wait for their answer, never more than eight.
+    Once as many are there, the batch need not wait for the rest of its time. Without this, batching is slower than none
+    when there are fewer callers than a batch has rows.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class ArrivalRate:
 def worth_waiting_s(rows: int, gap_s: float, overhead_s: float) -> float:
     """How long to wait for the next row when `rows` wait already; 0 when it is not worth it.
 
-    A row more in this batch saves the device a batch's overhead, and costs each row that waits, itself included, the time
-    until it comes. So it is worth it while `(rows + 1) x gap < overhead`, and for no longer than that.
+    A row more in this batch saves the device a batch's overhead, and costs each row that waits, itself included, the
+    time until it comes. So it is worth it while `(rows + 1) x gap < overhead`, and for no longer than that.
     """
     return overhead_s / (rows + 1) if (rows + 1) * gap_s < overhead_s else 0.0

@@ -1,7 +1,7 @@
 """Which of the rows that wait should run together: those that make all of them cheapest.
 
-Rows of like length belong together, but a batch more costs its overhead. With rows in order of length, the cheapest way to
-run all of them is to cut the sequence into batches, and the best cuts are found by dynamic programming over
+Rows of like length belong together, but a batch more costs its overhead. With rows in order of length, the cheapest way
+to run all of them is to cut the sequence into batches, and the best cuts are found by dynamic programming over
 
     cost(batch) = overhead + longest x rows        (in padded tokens; the overhead as `CostModel.overhead_tokens`)
 
@@ -56,7 +56,7 @@ def _cheapest(
 def _within_bounds(
     position: int, begin: int, end: int, lengths: Sequence[int], max_rows: int, max_padded: int
 ) -> tuple[int, int]:
-    """The range less what is too much of it, the farthest from `position` first: cuts may lie further apart than a batch."""
+    """The range less what is too much, the farthest from `position` first: cuts may lie further apart than a batch."""
     while end - begin > 1 and (end - begin > max_rows or lengths[end - 1] * (end - begin) > max_padded):
         if end - 1 - position >= position - begin:
             end -= 1

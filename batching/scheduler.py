@@ -29,8 +29,8 @@ class _Place(Generic[T]):
 class Scheduler(Generic[T]):
     """Joins batchers: first the priority level is chosen, then the model.
 
-    A lower level leads for its share of the device's time. Models of one level share it by the age of their oldest rows:
-    twice as long a wait gets twice the time, within `MOST_BY_AGE`, so the queues' ages draw level and none starves.
+    A lower level leads for its share of the device's time. Models of one level share it by the age of their oldest
+    rows: twice as long a wait gets twice the time, within `MOST_BY_AGE`, so the ages draw level and none starves.
     """
 
     def __init__(self, low_share: float = LOW_SHARE) -> None:

@@ -1,7 +1,7 @@
 """A device in fast motion: traffic in, the very batching of production, and what came of it.
 
-Discrete events over a virtual clock: rows arrive, batches begin and end. Only the device is made up: a batch takes what a
-`CostModel` says. Tests hold the policy's promises over thousands of seeds with it, and `sheaf tune` looks for settings.
+Discrete events over a virtual clock: rows arrive, batches begin and end. Only the device is made up: a batch takes what
+a `CostModel` says. Tests hold the policy's promises over thousands of seeds with it; `sheaf tune` looks for settings.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def simulate(
 ) -> Outcome:
     """Run `traffic` to its end. `limits` are those of the one model, or of each by its name.
 
-    `window`: rows of a level that the worker holds at once of each model; the rest waits in the queue, in order. None for
-    all of them.
+    `window`: rows of a level that the worker holds at once of each model; the rest waits in the queue, in order. None
+    for all of them.
     """
     by_model = {"model": limits} if isinstance(limits, Limits) else limits
     return _Run(traffic, by_model, cost, window, low_share).run()

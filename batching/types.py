@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Row(Generic[T]):
-    """One row that waits. Times are on the caller's clock, in seconds; `enqueued_at` may lie before the row was added."""
+    """One row that waits. Times are seconds on the caller's clock; `enqueued_at` may lie before the row was added."""
 
     payload: T
     tokens: int
