@@ -2,9 +2,10 @@
 
 from inference.errors import InferenceError, InvalidInput, ModelLoadError, WrongOutputCount
 from inference.handler import Encoded, Handler, ModelSpec, RowError
-from inference.model import Inferred, Model, gpu_memory_bytes
+from inference.model import Collated, Inferred, Model, gpu_memory_bytes
 
 __all__ = [
+    "Collated",
     "Encoded",
     "Handler",
     "InferenceError",

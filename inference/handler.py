@@ -1,4 +1,4 @@
-"""What a handler is: the four steps that turn rows into outputs for one model. Knows no torch.
+"""What a handler is: the steps that turn rows into outputs for one model. Knows no torch.
 
 Write one by subclassing `Handler` and naming it in the settings as `handler: package.module:Class`.
 """
@@ -9,7 +9,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 #: Longest traceback that is kept with a failed row, characters; the end of it is what tells.
 MAX_TRACEBACK = 8000
@@ -78,7 +78,7 @@ def _writable(text: str) -> str:
 class Handler(ABC):
     """One model in one process. `load` is called once; the other steps each from a thread of its own, in this order.
 
-    A `preprocess` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so raise
+    A `preprocess`, `collate` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so raise
     freely; a `postprocess` that raises, or returns another number of outputs than there are rows, fails its batch. Keep
     nothing of a batch in `self`: steps of different batches overlap.
     """
@@ -94,9 +94,15 @@ class Handler(ABC):
     def preprocess(self, rows: Sequence[object]) -> Sequence[Encoded | RowError]:
         """Encode rows as they came in the request, one answer a row. Runs on the CPU, beside the device."""
 
+    def collate(self, batch: Sequence[Encoded]) -> object:
+        """Make one input of the rows of a batch: pad, copy to the device. Runs while the batch before it is computed, on
+        CUDA with a stream of its own, so copy from pinned memory with `non_blocking=True`. The default is the rows.
+        """
+        return batch
+
     @abstractmethod
-    def infer(self, batch: Sequence[Encoded]) -> object:
-        """Run the batch on the device, under `inference_mode` and autocast, and wait for it."""
+    def infer(self, batch: Any) -> object:
+        """Run what `collate` returned on the device, under `inference_mode` and autocast, and wait for it."""
 
     @abstractmethod
     def postprocess(self, raw: object) -> Sequence[object]:

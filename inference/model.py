@@ -1,6 +1,7 @@
 """A loaded model: runs its handler's steps, keeps every row's outcome in its place, and isolates rows that fail.
 
-The steps run on three threads at once (encode, infer, finish), each on another batch; a model keeps nothing of a batch.
+The steps run on threads of their own (encode, collate, infer, finish), each on another batch; a model keeps nothing of a
+batch.
 Whatever a handler raises is the row's failure, `SystemExit` too: none of these threads is one that signals reach.
 """
 
@@ -12,14 +13,28 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inference.errors import InvalidInput, ModelLoadError, WrongOutputCount
 from inference.handler import Encoded, Handler, ModelSpec, RowError
+
+if TYPE_CHECKING:
+    import torch
+
+    from inference.copying import CopyStream
 
 log = logging.getLogger(__name__)
 
 #: The built-in tasks, as handlers.
 TASKS = {"embedding": "inference.handlers.embedding:Embedding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """A batch as the handler's `infer` takes it. `done` tells when its copy to a GPU has ended."""
+
+    batch: object
+    done: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +54,21 @@ class Inferred:
 
 
 class Model:
-    """Made by `load`. Neither `encode`, `infer` nor `finish` raises for a bad row: its outcome is a `RowError`."""
+    """Made by `load`. No step raises for a bad row: its outcome is a `RowError`."""
 
     def __init__(
-        self, spec: ModelSpec, handler: Handler, precision: str, running: Callable[[], AbstractContextManager[object]]
+        self,
+        spec: ModelSpec,
+        handler: Handler,
+        precision: str,
+        running: Callable[[], AbstractContextManager[object]],
+        copies: CopyStream | None = None,
     ) -> None:
         self.spec = spec
         self.precision = precision
         self._handler = handler
         self._running = running
+        self._copies = copies
 
     @classmethod
     def load(cls, spec: ModelSpec, device: str) -> Model:
@@ -78,7 +99,12 @@ class Model:
                 stack.enter_context(precision.autocast(device))
                 return stack.pop_all()
 
-        return cls(spec, handler, str(precision), running)
+        copies = None
+        if device.startswith("cuda"):
+            from inference.copying import CopyStream
+
+            copies = CopyStream(device)
+        return cls(spec, handler, str(precision), running, copies)
 
     def encode(self, rows: Sequence[object]) -> list[Encoded | RowError]:
         """One entry per row: encoded for the device, or why it cannot be."""
@@ -98,14 +124,28 @@ class Model:
                 raise TypeError(f"preprocess must return Encoded or RowError for each row, not {type(row).__name__}")
         return encoded
 
-    def infer(self, batch: Sequence[Encoded]) -> Inferred:
-        """Run a batch on the device. A batch that raises is halved until the rows that cannot run stand alone."""
-        with self._running():
-            return Inferred(tuple(self._infer_parts(batch)))
-
-    def _infer_parts(self, batch: Sequence[Encoded]) -> list[_Part]:
+    def collate(self, batch: Sequence[Encoded]) -> Collated | None:
+        """The batch made ready for `infer`, while another one runs; None when that fails: `infer` finds out why."""
         try:
-            return [_Part(len(batch), self._handler.infer(batch))]
+            with self._running():
+                if self._copies is None:
+                    return Collated(self._handler.collate(batch))
+                with self._copies.copying() as done:
+                    return Collated(self._handler.collate(batch), done)
+        except BaseException:
+            return None
+
+    def infer(self, batch: Sequence[Encoded], collated: Collated | None = None) -> Inferred:
+        """Run a batch on the device. A batch that raises is halved until the rows that cannot run stand alone.
+
+        `collated` is what `collate` returned for it; the batch is collated here without.
+        """
+        with self._running():
+            return Inferred(tuple(self._infer_parts(batch, collated)))
+
+    def _infer_parts(self, batch: Sequence[Encoded], collated: Collated | None = None) -> list[_Part]:
+        try:
+            return [_Part(len(batch), self._infer_whole(batch, collated))]
         except BaseException as error:
             if len(batch) == 1:
                 return [_Part(1, None, RowError.of(error))]
@@ -116,6 +156,13 @@ class Model:
             )
         middle = len(batch) // 2
         return self._infer_parts(batch[:middle]) + self._infer_parts(batch[middle:])
+
+    def _infer_whole(self, batch: Sequence[Encoded], collated: Collated | None) -> object:
+        if collated is None:
+            return self._handler.infer(self._handler.collate(batch))
+        if self._copies is not None and collated.done is not None:
+            self._copies.wait(collated.done)
+        return self._handler.infer(collated.batch)
 
     def finish(self, inferred: Inferred) -> list[object | RowError]:
         """One outcome per row of the batch, in its order."""

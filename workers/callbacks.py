@@ -40,7 +40,10 @@ class CallbackCaller:
     def encode(self, rows: Sequence[object]) -> list[Encoded | RowError]:
         return [_checked(row) for row in rows]
 
-    def infer(self, batch: Sequence[Encoded]) -> list[object]:
+    def collate(self, batch: Sequence[Encoded]) -> None:
+        """There is nothing to make ready."""
+
+    def infer(self, batch: Sequence[Encoded], collated: None) -> list[object]:
         return [self._carry_on(row.data) for row in batch]
 
     def finish(self, inferred: list[object]) -> list[object]:

@@ -1,23 +1,38 @@
-"""The thread that owns the device: takes a due batch of each lane in turn, runs it, hands it on."""
+"""The thread that owns the device, and the one that makes the next batch ready while the device runs this one.
+
+A batch is formed as late as possible, so that it holds whatever has come by then: the stager begins when the running
+batch is about to end, by what the device was seen to take. A device that comes free before that stages by itself.
+"""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from batching import Batch
-from broker import Broker, BrokerUnavailable, Start, StartAnswer
-from workers.backoff import persist
-from workers.handover import Endings, Handover, RunBatch
+from broker import Broker
+from workers.handover import Handover, RunBatch
 from workers.jobs import Job
-from workers.lane import Lane, RowRef
+from workers.lane import Lane
+from workers.staging import Staged, Stager
 from workers.threads import Grace, core_thread
 from workers.watch import StepWatch
 
-log = logging.getLogger(__name__)
+#: A batch expected to run for less than this, seconds, is over before another thread has staged the next one.
+WORTH_STAGING_S = 0.003
+#: How much of what staging took lately it is begun ahead of time, and seconds more.
+LEAD = 1.5
+LEAD_S = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A batch on the device. Clock: `time.monotonic`."""
+
+    ends_at: float
+    #: The stager has looked for the next one.
+    followed: bool = False
 
 
 class DeviceLoop:
@@ -32,104 +47,89 @@ class DeviceLoop:
         lost: Callable[[str, int], None],
         watch: StepWatch,
     ) -> None:
-        self._broker = broker
         self._lock = lock
         self._settling = settling
-        self._started = started
-        self._lost = lost
         self._watch = watch
-        self._lanes: list[Lane] = []
         self._stopping = threading.Event()
-        self._thread = core_thread("device", self._run)
+        self._stager = Stager(broker, lock, settling, started, lost, watch, self._stopping)
+        #: Held by the thread that stages.
+        self._staging = threading.Lock()
+        self._staged: Staged | None = None
+        self._staging_s = 0.0
+        #: Guards `_running`: the batch on the device, while it is worth staging the next one meanwhile.
+        self._run_changed = threading.Condition()
+        self._running: _Run | None = None
+        self._threads = (core_thread("device", self._run), core_thread("stager", self._stage_ahead))
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def serve(self, lane: Lane) -> None:
         """From now on run this lane's batches too."""
-        with self._lock:
-            self._lanes.append(lane)
+        self._stager.serve(lane)
 
     def stop(self, grace: Grace) -> bool:
         """Finish the running batch, take no other. False when it still runs after the grace."""
         self._stopping.set()
-        with self._lock:
-            self._lock.notify_all()
-        return grace.join(self._thread)
+        for condition in (self._lock, self._run_changed):
+            with condition:
+                condition.notify_all()
+        return all([grace.join(thread) for thread in self._threads])
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            taken = self._take()
-            if taken is not None:
-                lane, batch = taken
-                lane.room.set()
-                self._run_batch(lane, batch)
+            with self._staging:
+                staged, self._staged = self._staged or self._stage(), None
+            if staged is None:
+                self._stager.wait()
+            elif not self._stopping.is_set():
+                self._run_batch(staged)
 
-    def _take(self) -> tuple[Lane, Batch[RowRef]] | None:
-        """Wait for a due batch; None when told to stop, or woken for another look."""
-        with self._lock:
-            now = time.monotonic()
-            wakeups = [(wakeup, lane) for lane in self._lanes if (wakeup := lane.batcher.next_wakeup(now)) is not None]
-            if not wakeups or min(wakeup for wakeup, _ in wakeups) > now:
-                self._lock.wait(min(wakeup for wakeup, _ in wakeups) - now if wakeups else None)
-                return None
-            due = [lane for wakeup, lane in wakeups if wakeup <= now]
-            # In turn, so that one model's backlog holds no other model up by more than a batch.
-            lane = min(due, key=lambda candidate: (candidate.served_at, candidate.batcher.oldest))
-            lane.served_at = now
-            batch = lane.batcher.due(now)
-            return None if batch is None else (lane, batch)
-
-    def _run_batch(self, lane: Lane, batch: Batch[RowRef]) -> None:
-        rows = self._may_run(lane, [row.payload for row in batch.rows])
-        if not rows:
-            return
+    def _run_batch(self, staged: Staged) -> None:
+        lane = staged.lane
         begin = time.monotonic()
+        expected_s = lane.batcher.cost.model.seconds(staged.padded_tokens)
+        if expected_s >= WORTH_STAGING_S:
+            self._set_running(_Run(begin + expected_s))
         with self._watch.step("infer", lane):
-            inferred = lane.executor.infer([row.encoded for row in rows])
+            inferred = lane.executor.infer([row.encoded for row in staged.rows], staged.collated)
         infer_s = time.monotonic() - begin
-        self._settling.put(RunBatch(lane, tuple(rows), inferred, infer_s, batch.longest, batch.reason))
+        if expected_s >= WORTH_STAGING_S:
+            self._set_running(None)
+        with self._lock:
+            lane.batcher.cost.add(staged.padded_tokens, infer_s)
+        self._settling.put(RunBatch(lane, staged.rows, inferred, infer_s, staged.longest, staged.reason))
 
-    def _may_run(self, lane: Lane, rows: Sequence[RowRef]) -> list[RowRef]:
-        """Those rows whose job is still ours, not ended, not cancelled and not expired; their jobs are now started."""
-        now, now_wall = time.monotonic(), time.time()
-        claim = lane.claim(rows, now_wall)
-        endings = claim.endings
-        if claim.fresh:
-            running, revoked = self._start(lane, claim.fresh)
-            for job in running:
-                job.started, job.started_at = now, now_wall
-            self._started(running)
-            endings += [lane.revoked(job) for job in revoked]
-        if endings:
-            self._settling.put(Endings(lane, endings))
-        if claim.twins:
-            lane.let_wait(claim.twins)
-        return [row for row in rows if lane.runs(row.job)]
+    def _set_running(self, run: _Run | None) -> None:
+        with self._run_changed:
+            self._running = run
+            self._run_changed.notify_all()
 
-    def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-        """The broker's last look: the jobs that run, and those that were revoked; neither for what is not ours now."""
-        starts = [Start(job.lease.tag, job.id, job.message.recorded, job.lease.attempt) for job in jobs]
-        try:
-            answers = persist(
-                lambda: self._broker.start(lane.queue, starts),
-                self._stopping,
-                log,
-                "The broker is away; the batch waits for it.",
-            )
-        except BrokerUnavailable:
-            return [], []
-        by_answer: defaultdict[StartAnswer, list[Job]] = defaultdict(list)
-        for job, answer in zip(jobs, answers, strict=True):
-            by_answer[answer].append(job)
-        lost, ended = by_answer[StartAnswer.LOST], by_answer[StartAnswer.ENDED]
-        lane.forget([job.lease.tag for job in lost + ended])
-        if ended:
-            log.info(
-                "Calls were dropped: their ids have results already.",
-                extra={"count": len(ended), "queue": lane.queue, "job_id": ended[0].id},
-            )
-        if lost:
-            log.warning("Leases were lost before their batch ran.", extra={"count": len(lost), "queue": lane.queue})
-            self._lost(lane.served.model, len(lost))
-        return by_answer[StartAnswer.RUN], by_answer[StartAnswer.REVOKED]
+    def _stage_ahead(self) -> None:
+        while (run := self._about_to_end()) is not None:
+            with self._staging:
+                if self._staged is None and self._running is run and not self._stopping.is_set():
+                    self._staged = self._stage()
+
+    def _about_to_end(self) -> _Run | None:
+        """The batch that runs, once, when it is time to stage the next one; None when stopping."""
+        with self._run_changed:
+            while not self._stopping.is_set():
+                run = self._running
+                if run is None or run.followed:
+                    self._run_changed.wait()
+                    continue
+                pause_s = run.ends_at - time.monotonic() - LEAD * self._staging_s - LEAD_S
+                if pause_s <= 0:
+                    run.followed = True
+                    return run
+                self._run_changed.wait(pause_s)
+        return None
+
+    def _stage(self) -> Staged | None:
+        begin = time.monotonic()
+        staged = self._stager.stage()
+        if staged is not None:
+            self._staging_s += 0.2 * (time.monotonic() - begin - self._staging_s)
+        return staged

@@ -1,4 +1,4 @@
-"""What the drain needs of whatever runs its batches: a model on a device, or anything else with these three steps."""
+"""What the drain needs of whatever runs its batches: a model on a device, or anything else with these four steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from inference import Encoded, RowError
 
 
 class Executor(Protocol):
-    """Three steps, each called from a thread of its own: encode (feeder), infer (device), finish (settler).
+    """Four steps, each called from a thread of its own: encode (feeder), collate (stager), infer (device), finish
+    (settler).
 
     `encode` and `finish` answer one entry per row, in order; a row that failed is a `RowError`. None of them raises for
-    a bad row. What `infer` returns is known to `finish` alone.
+    a bad row. What `collate` returns is known to `infer` alone, and what `infer` returns to `finish`.
     """
 
     def encode(self, rows: Sequence[object]) -> list[Encoded | RowError]: ...
 
-    def infer(self, batch: Sequence[Encoded]) -> Any: ...
+    def collate(self, batch: Sequence[Encoded]) -> Any: ...
+
+    def infer(self, batch: Sequence[Encoded], collated: Any) -> Any: ...
 
     def finish(self, inferred: Any) -> list[object | RowError]: ...

@@ -1,17 +1,19 @@
 """The threads that bring a lane its jobs: one leases, reads and encodes; four wait for the queue's lists.
 
-A feeder keeps at most `prefetch_batches` batches of rows ahead of the device, so a slow device hoards no work.
+A feeder keeps at most `prefetch_batches` batches of rows of each priority ahead of the device: a slow device hoards no
+work, a full backlog of low priority does not keep high ones out, and the batcher has rows to choose from.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from batching import Row, RowTooLong
+from batching import LEVELS, Row, RowTooLong
 from broker import BadMessage, Broker, BrokerUnavailable, Lease
 from broker.keys import PRIORITY_STEPS
 from broker.message import decode
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 IDLE_LOOK_S = 1.0
 #: How long a waiter blocks on its list; longer than the feeder sleeps, so that no moment is left unwatched.
 WAIT_S = 1.5 * IDLE_LOOK_S
+
+_LEVELS = {step: level for level, step in enumerate(PRIORITY_STEPS)}
+assert len(_LEVELS) == LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,14 @@ class Feeder:
         self._ports = ports
         self._watch = watch
         self._stopping = threading.Event()
-        self._work = threading.Event()
         self._in_hand: Sequence[Lease] = ()
-        self._waiters = [_Waiter(self, step) for step in PRIORITY_STEPS]
+        #: Of each priority: whether its lists may hold messages.
+        self._may_hold = [True] * len(PRIORITY_STEPS)
+        #: When to look at all lists whatever is known of them; what other workers give back wakes nobody.
+        self._look_at = 0.0
+        #: Rows of a message, lately: leases are counted in messages.
+        self._rows_per_message = 1.0
+        self._waiters = [_Waiter(self, level) for level in range(len(PRIORITY_STEPS))]
         self._thread = core_thread(f"feeder {lane.queue}", self._run)
 
     def start(self) -> None:
@@ -63,19 +73,22 @@ class Feeder:
     def stop(self, grace: Grace) -> None:
         """Take no more; returns when the feeder has handed on what it had in its hands."""
         self._stopping.set()
-        self._work.set()
-        self.lane.room.set()
+        self.lane.feed.set()
         self.lane.fewer.set()
         grace.join(self._thread)
 
     def look(self) -> None:
         """Something was given back to the queue, which wakes no waiter."""
-        self._work.set()
+        self._look_at = 0.0
+        self.lane.feed.set()
 
-    def wait_for_list(self, step: int) -> None:
-        """Runs in a waiter's thread: wake the feeder when this list holds something."""
-        if self._broker.wait(self.lane.queue, step, WAIT_S):
-            self._work.set()
+    def wait_for_list(self, level: int) -> bool:
+        """Runs in a waiter's thread: wake the feeder when this priority's list holds something; False after a while."""
+        if not self._broker.wait(self.lane.queue, PRIORITY_STEPS[level], WAIT_S):
+            return False
+        self._may_hold[level] = True
+        self.lane.feed.set()
+        return True
 
     @property
     def stopping(self) -> bool:
@@ -104,26 +117,39 @@ class Feeder:
                 backoff.wait(self._stopping)
 
     def _feed_once(self) -> None:
-        room = self._room()
-        # Small change is not worth a round trip: lease by whole batches while the device has work.
-        if room < self._limits.max_batch_size:
-            self.lane.room.clear()
-            if self._room() < self._limits.max_batch_size:
-                self.lane.room.wait(IDLE_LOOK_S)
+        self.lane.feed.clear()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + IDLE_LOOK_S
+            self._may_hold = [True] * len(PRIORITY_STEPS)
+        rooms = [room if may_hold else 0 for room, may_hold in zip(self._rooms(), self._may_hold, strict=True)]
+        if not any(rooms):
+            self.lane.feed.wait(self._look_at - now)
             return
-        self._work.clear()
-        leased = self._broker.lease(self.lane.queue, room)
+        leased = self._broker.lease(self.lane.queue, rooms)
+        self._note_waiting(rooms, leased.waiting)
         if leased.leases and leased.leases[0].attempt > 1:
             self._take_alone(leased.leases[0])
         elif leased.leases:
             self._take_in(leased.leases)
-        if not leased.waiting:
-            for waiter in self._waiters:
-                waiter.arm()
-            self._work.wait(IDLE_LOOK_S)
 
-    def _room(self) -> int:
-        return self._depth_rows - len(self.lane.batcher)
+    def _rooms(self) -> list[int]:
+        """How many messages of each priority may be leased now; none where there is room for less than a batch.
+
+        Small change is not worth a round trip while the device has work.
+        """
+        batcher = self.lane.batcher
+        rooms = [self._depth_rows - batcher.rows_at(level) for level in range(len(PRIORITY_STEPS))]
+        return [
+            math.ceil(room / self._rows_per_message) if room >= self._limits.max_batch_size else 0 for room in rooms
+        ]
+
+    def _note_waiting(self, rooms: Sequence[int], waiting: Sequence[int]) -> None:
+        """A list that is empty now is watched until it holds something."""
+        for level, waiter in enumerate(self._waiters):
+            if rooms[level] and not waiting[level]:
+                self._may_hold[level] = False
+                waiter.arm()
 
     def _take_alone(self, lease: Lease) -> None:
         """Serve a message whose worker was lost with nothing else in hand: if it was the cause, it falls alone."""
@@ -201,12 +227,15 @@ class Feeder:
         begin = time.monotonic()
         with self._watch.step("encode", self.lane):
             encoded = iter(self.lane.executor.encode([row for job in jobs for row in job.inputs]))
-        now = time.monotonic()
+        now, now_wall = time.monotonic(), time.time()
         rows: list[Row[RowRef]] = []
         ended: list[Ending] = []
         longest = self._limits.max_batch_tokens
         for job in jobs:
             job.encode_s = now - begin
+            level, flow = _LEVELS[job.lease.step], job.flow
+            expires_at = job.message.expires_at
+            deadline = None if expires_at is None else now + expires_at - now_wall
             for index in range(len(job.inputs)):
                 row = next(encoded)
                 if isinstance(row, Encoded) and row.tokens > longest:
@@ -216,24 +245,25 @@ class Feeder:
                     job.rows_left -= 1
                 else:
                     job.tokens = max(job.tokens, row.tokens)
-                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued))
+                    rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, level, flow, deadline))
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:
                 job.claimed = True
-                ended.append(finished(job, self.lane.served, time.time()))
+                ended.append(finished(job, self.lane.served, now_wall))
+        self._rows_per_message += 0.2 * (max(1.0, len(rows) / len(jobs)) - self._rows_per_message)
         self.lane.add(jobs, rows, now)
         return ended
 
 
 class _Waiter:
-    """A thread that waits, when armed, for one of the queue's priority lists to hold a message."""
+    """A thread that waits, once armed, until the list of one of the queue's priorities holds a message."""
 
-    def __init__(self, feeder: Feeder, step: int) -> None:
+    def __init__(self, feeder: Feeder, level: int) -> None:
         self._feeder = feeder
-        self._step = step
+        self._level = level
         self._armed = threading.Event()
-        self.thread = core_thread(f"waiter {feeder.lane.queue} {step}", self._run)
+        self.thread = core_thread(f"waiter {feeder.lane.queue} {PRIORITY_STEPS[level]}", self._run)
 
     def arm(self) -> None:
         self._armed.set()
@@ -245,7 +275,8 @@ class _Waiter:
                 continue
             self._armed.clear()
             try:
-                self._feeder.wait_for_list(self._step)
+                if not self._feeder.wait_for_list(self._level):
+                    self._armed.set()
                 backoff.reset()
             except BrokerUnavailable:
                 # The feeder reports it; it also looks by itself while no waiter can.

@@ -57,6 +57,12 @@ class Job:
     timings: dict[str, float | int] | None = None
 
 
+    @property
+    def flow(self) -> str | None:
+        """Whose rows these are, where more than one row may be theirs: a flood must not hold others up."""
+        return self.message.owner or (self.id if self.many else None)
+
+
 def parse(lease: Lease, message: Message, task: str, queued: float) -> Job:
     """A job of its message. Raises `BadMessage` when it is not a call of `task` that can be served."""
     if message.task != task:

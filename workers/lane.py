@@ -81,11 +81,10 @@ class Lane:
         self.executor = executor
         #: None for a message that has not been read yet, or cannot be.
         self.held: dict[bytes, Job | None] = {}
-        #: When the device last took a batch of this lane; the device loop keeps it.
-        self.served_at = float("-inf")
         self.batcher: Batcher[RowRef] = Batcher(kind.limits)
-        #: Set when the device took rows, and when leases have ended.
-        self.room = threading.Event()
+        #: Set when there may be something for the feeder to do: rows have left, a list holds messages.
+        self.feed = threading.Event()
+        #: Set when leases have ended.
         self.fewer = threading.Event()
         self._broker = broker
         self._lock = lock
@@ -143,7 +142,7 @@ class Lane:
                     endings.append(ending)
             if endings:
                 self.batcher.remove(lambda row: row.job.dropped)
-                self.room.set()
+                self.feed.set()
         return endings
 
     def not_to_run(self, job: Job, now_wall: float) -> Ending | None:

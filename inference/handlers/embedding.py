@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -65,9 +66,25 @@ class Embedding(Handler):
             return RowError.of(error, with_traceback=False)
         return Encoded(ids, len(ids))
 
-    def infer(self, batch: Sequence[Encoded]) -> object:
+    def collate(self, batch: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and attention mask, both `int64[rows, longest]`, on the device."""
+        longest = max(row.tokens for row in batch)
+        ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
+        mask = np.zeros((len(batch), longest), dtype=np.int64)
+        for index, row in enumerate(batch):
+            ids[index, : row.tokens] = cast("list[int]", row.data)
+            mask[index, : row.tokens] = 1
+        return self._on_device(ids), self._on_device(mask)
+
+    def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def infer(self, batch: tuple[torch.Tensor, torch.Tensor]) -> object:
         """`float32[rows, dim]` on the CPU."""
-        ids, mask = self._padded(batch)
+        ids, mask = batch
         states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         if self._pooling == "cls":
             pooled = states[:, 0]
@@ -77,16 +94,6 @@ class Embedding(Handler):
         if self._normalize:
             pooled = torch.nn.functional.normalize(pooled, dim=1)
         return pooled.cpu()
-
-    def _padded(self, batch: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and attention mask, both `int64[rows, longest]`, on the device."""
-        longest = max(row.tokens for row in batch)
-        ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
-        mask = np.zeros((len(batch), longest), dtype=np.int64)
-        for index, row in enumerate(batch):
-            ids[index, : row.tokens] = cast("list[int]", row.data)
-            mask[index, : row.tokens] = 1
-        return torch.from_numpy(ids).to(self._device), torch.from_numpy(mask).to(self._device)
 
     def postprocess(self, raw: object) -> Sequence[object]:
         assert isinstance(raw, torch.Tensor)

@@ -1,0 +1,142 @@
+"""Makes a lane's due batch ready for the device: forms it, takes a last look at its jobs, collates its rows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batching import Batch, CloseReason, Scheduler
+from broker import Broker, BrokerUnavailable, Start, StartAnswer
+from workers.backoff import persist
+from workers.handover import Endings, Handover
+from workers.jobs import Job
+from workers.lane import Lane, RowRef
+from workers.watch import StepWatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch that is ready to run: its jobs are claimed and started."""
+
+    lane: Lane
+    rows: tuple[RowRef, ...]
+    #: What the lane's executor made of the rows, for its own `infer`.
+    collated: Any
+    #: Tokens of the longest row.
+    longest: int
+    reason: CloseReason
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.longest * len(self.rows)
+
+
+class Stager:
+    """Stages one batch after the other; called by one thread at a time. `lock` is the lanes' lock."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        lock: threading.Condition,
+        settling: Handover,
+        started: Callable[[Sequence[Job]], None],
+        lost: Callable[[str, int], None],
+        watch: StepWatch,
+        stopping: threading.Event,
+    ) -> None:
+        self._broker = broker
+        self._lock = lock
+        self._settling = settling
+        self._started = started
+        self._lost = lost
+        self._watch = watch
+        self._stopping = stopping
+        self._scheduler: Scheduler[RowRef] = Scheduler()
+        self._lanes: dict[int, Lane] = {}
+
+    def serve(self, lane: Lane) -> None:
+        """From now on stage this lane's batches too."""
+        with self._lock:
+            self._lanes[id(lane.batcher)] = lane
+            self._scheduler.serve(lane.batcher)
+            self._lock.notify_all()
+
+    def wait(self) -> None:
+        """Until a batch may be due, or the lanes have changed."""
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            now = time.monotonic()
+            wakeup = self._scheduler.next_wakeup(now)
+            if wakeup is None or wakeup > now:
+                self._lock.wait(None if wakeup is None else wakeup - now)
+
+    def stage(self) -> Staged | None:
+        """The batch that is due, ready to run; None when none is due, or none of its jobs may run any more."""
+        with self._lock:
+            due = self._scheduler.due(time.monotonic())
+        if due is None:
+            return None
+        lane = self._lanes[id(due[0])]
+        lane.feed.set()
+        return self._made_ready(lane, due[1])
+
+    def _made_ready(self, lane: Lane, batch: Batch[RowRef]) -> Staged | None:
+        rows = self._may_run(lane, [row.payload for row in batch.rows])
+        if not rows:
+            return None
+        encoded = [row.encoded for row in rows]
+        with self._watch.step("collate", lane):
+            collated = lane.executor.collate(encoded)
+        return Staged(lane, tuple(rows), collated, max(row.tokens for row in encoded), batch.reason)
+
+    def _may_run(self, lane: Lane, rows: Sequence[RowRef]) -> list[RowRef]:
+        """Those rows whose job is still ours, not ended, not cancelled and not expired; their jobs are now started."""
+        now, now_wall = time.monotonic(), time.time()
+        claim = lane.claim(rows, now_wall)
+        endings = claim.endings
+        if claim.fresh:
+            running, revoked = self._start(lane, claim.fresh)
+            for job in running:
+                job.started, job.started_at = now, now_wall
+            self._started(running)
+            endings += [lane.revoked(job) for job in revoked]
+        if endings:
+            self._settling.put_at_once(Endings(lane, endings))
+        if claim.twins:
+            lane.let_wait(claim.twins)
+        return [row for row in rows if lane.runs(row.job)]
+
+    def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """The broker's last look: the jobs that run, and those that were revoked; neither for what is not ours now."""
+        starts = [Start(job.lease.tag, job.id, job.message.recorded, job.lease.attempt) for job in jobs]
+        try:
+            answers = persist(
+                lambda: self._broker.start(lane.queue, starts),
+                self._stopping,
+                log,
+                "The broker is away; the batch waits for it.",
+            )
+        except BrokerUnavailable:
+            return [], []
+        by_answer: defaultdict[StartAnswer, list[Job]] = defaultdict(list)
+        for job, answer in zip(jobs, answers, strict=True):
+            by_answer[answer].append(job)
+        lost, ended = by_answer[StartAnswer.LOST], by_answer[StartAnswer.ENDED]
+        lane.forget([job.lease.tag for job in lost + ended])
+        if ended:
+            log.info(
+                "Calls were dropped: their ids have results already.",
+                extra={"count": len(ended), "queue": lane.queue, "job_id": ended[0].id},
+            )
+        if lost:
+            log.warning("Leases were lost before their batch ran.", extra={"count": len(lost), "queue": lane.queue})
+            self._lost(lane.served.model, len(lost))
+        return by_answer[StartAnswer.RUN], by_answer[StartAnswer.REVOKED]
