@@ -26,7 +26,7 @@ class Leased:
     """The answer to a lease: what is held now, and how many messages still wait in the queue."""
 
     leases: list[Lease]
-    waiting: int
+    waiting: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

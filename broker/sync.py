@@ -85,7 +85,7 @@ class Broker:
             self._client.set(self.keys.probe, b"", ex=PROBE_TTL_S)
             check_server_info(cast("dict[str, object]", self._client.info("server")))
 
-    def lease(self, queue: str, n: int) -> Leased:
+    def lease(self, queue: str, rooms: Sequence[int]) -> Leased:
         """Take up to `n` messages, the highest priority first; they are held until settled, released or expired.
 
         A message whose worker was lost (its attempt is above 1) comes alone.
@@ -94,12 +94,12 @@ class Broker:
         with translated(self._client):
             answer = self._lease(
                 keys=[*keys.returned, *keys.waiting, keys.holders, keys.held(self.session), keys.lease_sequence],
-                args=[self.session, n, int(self.lease_s * 1000), LOW_PRIORITY_EVERY, self._highest_tag.get(queue, 0)],
+                args=[self.session, int(self.lease_s * 1000), self._highest_tag.get(queue, 0), *rooms],
             )
-        leases = _leases(answer)
+        leases = _leases(answer[3:])
         if leases:
             self._highest_tag[queue] = max(int(lease.tag) for lease in leases)
-        return Leased(leases=leases, waiting=answer[0])
+        return Leased(leases=leases, waiting=tuple(answer[:4]))
 
     def wait(self, queue: str, step: int, timeout_s: float) -> bool:
         """Block until the list of this priority step holds a message; takes nothing. False after the timeout."""

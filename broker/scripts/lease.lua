@@ -20,13 +20,11 @@ local function waiting(level)
   return redis.call('LLEN', KEYS[level]) + redis.call('LLEN', KEYS[4 + level])
 end
 
-local n = tonumber(ARGV[2])
-local share = tonumber(ARGV[4])
 -- A server that lost its last writes (kill -9, a failover) would give out tags again that the worker still holds, and one
 -- job's end would drop the lease of another.
-local first = math.max(tonumber(redis.call('GET', KEYS[11]) or 0), tonumber(ARGV[5]))
+local first = math.max(tonumber(redis.call('GET', KEYS[11]) or 0), tonumber(ARGV[3]))
 local tag = first
-local out = {0}
+local out = {0, 0, 0, 0}
 local held = {}
 
 local function keep(level, attempt, message)
@@ -69,19 +67,7 @@ local function take(level, count)
   return taken
 end
 
--- The share of the lowest priority is counted over all leases of the queue, so it holds for leases of one message too.
-local reserved = share > 0 and math.floor((first + n) / share) - math.floor(first / share) or 0
-local lowest = 0
-if reserved > 0 then
-  for level = 4, 1, -1 do
-    if waiting(level) > 0 then lowest = level break end
-  end
-  reserved = lowest > 0 and math.min(reserved, waiting(lowest)) or 0
-end
-
-local left = n - reserved
-for level = 1, 4 do left = left - take(level, left) end
-take(lowest, reserved)
+for level = 1, 4 do take(level, tonumber(ARGV[3 + level])) end
 
 local time = redis.call('TIME')
 if #held > 0 then
@@ -89,7 +75,7 @@ if #held > 0 then
   for i = 1, #held, 4000 do
     redis.call('HSET', KEYS[10], unpack(held, i, math.min(i + 3999, #held)))
   end
-  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[3]), ARGV[1])
+  redis.call('ZADD', KEYS[9], time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2]), ARGV[1])
 end
-for level = 1, 4 do out[1] = out[1] + waiting(level) end
+for level = 1, 4 do out[level] = waiting(level) end
 return out
