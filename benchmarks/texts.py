@@ -25,10 +25,10 @@ _SIGMA = 0.9
 _SEED = 5
 _FORTUNES = Path("/usr/share/games/fortunes")
 #: Each is one token.
-_WORDS = (
-    "time year way work day world life hand part place case week point fact right water room money story month "
-    "book eye job word business issue side kind head house service friend father power hour game line end member law"
-).split()
+_WORDS = """
+time year way work day world life hand part place case week point fact right water room money story month book eye job
+word business issue side kind head house service friend father power hour game line end member law
+""".split()
 
 
 def fixed(count: int) -> list[str]:
