@@ -60,13 +60,21 @@ class _Client:
 
     async def _send_at(self, moment: float, body: str) -> float:
         await asyncio.sleep(moment - time.monotonic())
-        connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = connection
+        reader, writer = await self._connection()
         content = body.encode()
         writer.write(f"{self._head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         answer = await reader.readexactly(int(head.partition("content-length:")[2].partition("\r\n")[0]))
         if not head.startswith("http/1.1 200"):
             raise BenchmarkError(f"a request was not answered with its result: {answer.decode()[:500]}")
-        self._idle.append(connection)
+        self._idle.append((reader, writer))
         return (time.monotonic() - moment) * 1e3
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            reader, writer = self._idle.pop()
+            # The server ends those that are idle for some seconds.
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)

@@ -24,11 +24,12 @@ _MEDIAN = 24.5
 _SIGMA = 0.9
 _SEED = 5
 _FORTUNES = Path("/usr/share/games/fortunes")
-#: Each is one token.
-_WORDS = """
+_VOCABULARY = """
 time year way work day world life hand part place case week point fact right water room money story month book eye job
 word business issue side kind head house service friend father power hour game line end member law
-""".split()
+"""
+#: Each is one token.
+_WORDS = _VOCABULARY.split()
 
 
 def fixed(count: int) -> list[str]:
@@ -63,8 +64,7 @@ def _read_fortunes(folder: Path) -> list[str]:
     files = sorted(path for path in folder.glob("*") if path.suffix not in (".dat", ".u8"))
     if not files:
         raise BenchmarkError(
-            f"there are no texts in {folder}: `make bench` installs the packages fortunes and fortunes-min on Debian "
-            "as root"
+            f"there are no texts in {folder}: `make bench` installs the package fortunes on Debian as root"
         )
     texts = (text.strip() for file in files for text in re.split(r"^%$", file.read_text(), flags=re.MULTILINE))
     return [text for text in texts if text]
