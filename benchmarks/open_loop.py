@@ -45,6 +45,7 @@ class _Client:
         self._port = port
         self._head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{header}\r\n"
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def send_all(self, bodies: Sequence[str], moments: Sequence[float]) -> list[float]:
         begin = time.monotonic()
@@ -55,7 +56,7 @@ class _Client:
         except TimeoutError:
             raise BenchmarkError(f"not every request was answered within {TIMEOUT_S:g} s") from None
         finally:
-            for _, writer in self._idle:
+            for writer in self._writers:
                 writer.close()
 
     async def _send_at(self, moment: float, body: str) -> float:
@@ -76,5 +77,6 @@ class _Client:
             # The server ends those that are idle for some seconds.
             if not reader.at_eof():
                 return reader, writer
-            writer.close()
-        return await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers.append(writer)
+        return reader, writer

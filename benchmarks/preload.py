@@ -37,9 +37,7 @@ def preload_texts(client: redis.Redis, url: str, queue: str, texts: Sequence[str
 def _template(client: redis.Redis, url: str, queue: str) -> bytes:
     with Celery(broker=url, backend=url, set_as_current=False) as app:
         app.send_task("sheaf.infer", args=["a text of some length"], queue=queue, task_id=_ID)
-    [template] = cast("list[bytes]", client.lrange(queue, 0, 0))
-    client.delete(queue)
-    return template
+    return cast("bytes", client.lpop(queue))
 
 
 def _push(client: redis.Redis, queue: str, messages: Iterator[bytes]) -> None:
