@@ -12,9 +12,10 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch --unsafe-package pip --constraint requirements/torch.lock \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
-# Debian packages that the tests need: another server to run against, and a browser.
-TEST_PACKAGES := redis-server chromium chromium-driver curl
-BENCH_PACKAGES := wrk
+# Debian packages that the tests need: another server to run against, a browser, and texts that people wrote.
+TEST_PACKAGES := redis-server chromium chromium-driver curl fortunes
+BENCH_PACKAGES := wrk fortunes
+PEER_LOCKS := benchmarks/peers/celery-batches.lock benchmarks/peers/servers.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test lint format bench chaos lock clean
@@ -40,7 +41,7 @@ format: $(VENV)/.dev  ## Put the code into our style
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev $(VENV)/.peers $(VENV)/.wrk  ## Measure against peers, the quick form (under 5 minutes)
+bench: $(VENV)/.dev $(VENV)/.peers $(VENV)/.load  ## Measure against peers, the quick form (under 9 minutes)
 	@$(SHEAF) bench all --quick
 
 chaos: $(VENV)/.dev  ## Kill, freeze and cut everything while jobs come in, then account for each (MINUTES=10 SEED=1)
@@ -75,16 +76,19 @@ $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock
 	@touch $@
 
 # As root on Debian the missing packages are installed; elsewhere the tests that need them say so and are skipped.
-$(VENV)/.system: | $(BIN)/python
+$(VENV)/.system: Makefile | $(BIN)/python
 	@deploy/system-packages $(TEST_PACKAGES)
 	@touch $@
 
-$(VENV)/.wrk: | $(BIN)/python
+$(VENV)/.load: Makefile | $(BIN)/python
 	@deploy/system-packages $(BENCH_PACKAGES)
 	@touch $@
 
-# celery-batches allows no Celery above 5.6, so the peers live in a virtual environment of their own.
-$(VENV)/.peers: benchmarks/peers/celery-batches.lock | $(BIN)/python
-	@$(PYTHON) -m venv $(VENV)/peers
-	@$(VENV)/peers/bin/pip --disable-pip-version-check --quiet install --require-hashes -r benchmarks/peers/celery-batches.lock
+# celery-batches allows no Celery above 5.6, so the peers live in a virtual environment of their own. Those that run the
+# model find torch in ours, behind what they have themselves: whoever starts them names it in PEERS_BORROW.
+$(VENV)/.peers: $(PEER_LOCKS) | $(BIN)/python
+	@$(PYTHON) -m venv --clear $(VENV)/peers
+	@$(VENV)/peers/bin/pip --disable-pip-version-check --quiet install --require-hashes $(PEER_LOCKS:%=-r %)
+	@echo 'import os, sys; sys.path.extend(filter(None, [os.environ.get("PEERS_BORROW")]))' \
+		>$$($(VENV)/peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrow.pth
 	@touch $@

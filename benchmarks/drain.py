@@ -12,11 +12,10 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import cast
 
 import redis
-from celery import Celery
 
+from benchmarks.preload import preload
 from benchmarks.processes import BenchmarkError, free_port, peer_python, process, server, sheaf
 from benchmarks.report import Ratio, Report
 from broker.embedded import EmbeddedServer
@@ -47,25 +46,12 @@ def run(*, quick: bool) -> Report:
 def _rate(count: int, who: str) -> float:
     """Jobs per second."""
     with server() as valkey, redis.Redis.from_url(valkey.url) as client:
-        preload(client, valkey.url, count)
-        with _worker(who, valkey):
+        preload(client, valkey.url, QUEUE, count)
+        with worker(who, valkey):
             return _measure(client, count)
 
 
-def preload(client: redis.Redis, url: str, count: int) -> None:
-    """Put `count` messages of a plain Celery producer on the queue. Only their ids differ."""
-    with Celery(broker=url, backend=url, set_as_current=False) as app:
-        app.send_task("sheaf.infer", args=["a text of some length"], queue=QUEUE, task_id="id-to-be-replaced")
-    [template] = cast("list[bytes]", client.lrange(QUEUE, 0, 0))
-    client.delete(QUEUE)
-    for begin in range(0, count, 1000):
-        with client.pipeline(transaction=False) as pipe:
-            for number in range(begin, min(begin + 1000, count)):
-                pipe.lpush(QUEUE, template.replace(b"id-to-be-replaced", b"job-%d" % number))
-            pipe.execute()
-
-
-def _worker(who: str, valkey: EmbeddedServer) -> AbstractContextManager[Path]:
+def worker(who: str, valkey: EmbeddedServer) -> AbstractContextManager[Path]:
     if who == "sheaf":
         config: dict[str, object] = {
             "broker": {"url": valkey.url},
@@ -84,7 +70,7 @@ def _worker(who: str, valkey: EmbeddedServer) -> AbstractContextManager[Path]:
 def _measure(client: redis.Redis, count: int) -> float:
     samples: list[tuple[float, int]] = []
     while not samples or samples[-1][1] < count:
-        done = _stored(client)
+        done = stored(client)
         now = time.monotonic()
         if not samples or samples[-1][1] != done:
             samples.append((now, done))
@@ -99,7 +85,7 @@ def _slope(samples: Sequence[tuple[float, int]]) -> float:
     return (last - first) / (end - begin)
 
 
-def _stored(client: redis.Redis) -> int:
+def stored(client: redis.Redis) -> int:
     """Stored results: the keys with a TTL, as far as nothing else has one."""
     keyspace = client.info("keyspace").get("db0", {})
     return int(keyspace.get("expires", 0))

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from broker.embedded import EmbeddedServer
 #: Seconds that anything may take to come up.
 START_TIMEOUT_S = 60.0
 PEERS = Path(__file__).parent / "peers"
-_REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parent.parent
 
 
 class BenchmarkError(Exception):
@@ -70,22 +71,28 @@ def sheaf(part: Sequence[str], config: Mapping[str, object]) -> Iterator[Path]:
         file = Path(folder, "sheaf.yaml")
         file.write_text(yaml.safe_dump(dict(config)))
         command = [sys.executable, "-m", "cli", "--config", str(file), *part]
-        with process(command, environment={}, folder=_REPOSITORY) as log:
+        with process(command, environment={}, folder=REPOSITORY) as log:
             yield log
 
 
 def wait_for_page(url: str, log: Path) -> None:
     """Until `url` answers with 200."""
+    wait_for_answer(urllib.request.Request(url), log)
+
+
+def wait_for_answer(request: urllib.request.Request, log: Path) -> bytes:
+    """Send this until it is answered with 200; returns what it was answered."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 if answer.status == 200:
-                    return
+                    body: bytes = answer.read()
+                    return body
         except OSError:
             pass
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"{url} did not come up: {log.read_text(errors='replace')[-2000:]}")
+            raise BenchmarkError(f"{request.full_url} did not come up: {log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.05)
 
 
@@ -95,3 +102,8 @@ def peer_python() -> str:
     if not python.exists():
         raise BenchmarkError("the peers are not installed: run `make bench`, or .venv/.peers of the Makefile")
     return str(python)
+
+
+def peer_environment() -> dict[str, str]:
+    """What lets a peer import torch and the like from our own environment, after what it has itself."""
+    return {"PEERS_BORROW": sysconfig.get_path("purelib")}

@@ -47,11 +47,12 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one benchmark. `details` holds whatever else was measured."""
+    """The outcome of one benchmark. `details` holds whatever else was measured, `table` what of it a person reads."""
 
     benchmark: str
     ratios: Sequence[Ratio]
     details: dict[str, object]
+    table: Sequence[str] = ()
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -68,7 +69,7 @@ class Report:
             bound = f"{'<=' if ratio.lower_is_better else '>='} {ratio.target:>5.2f}x"
             numbers = f"{ratio.ratio:>7.2f}x  {bound}  {ratio.ours:>12,.2f}  {ratio.peer:>12,.2f}  {ratio.unit:<7}"
             lines.append(f"{numbers}  {ratio.name}{'' if ratio.reached else '  (not reached)'}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.table])
 
 
 def write(reports: Sequence[Report], path: Path) -> None:

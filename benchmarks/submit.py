@@ -6,28 +6,16 @@ connections, one server process each, no worker; the load generator and the brok
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from benchmarks.processes import BenchmarkError, free_port, process, server, sheaf, wait_for_page
+from benchmarks.processes import free_port, process, server, sheaf, wait_for_page
 from benchmarks.report import Ratio, Report
+from benchmarks.wrk import closed_loop
 
 TARGET_SEND_TASK = 5.0
 TARGET_NOOP = 0.5
 CONNECTIONS = 64
 _BODY = '{"model": "echo", "input": "a text of some length"}'
-_SCRIPT = f"""
-wrk.method = "POST"
-wrk.body = '{_BODY}'
-wrk.headers["Content-Type"] = "application/json"
-function done(summary, latency, requests)
-    io.write("REFUSED ", summary.errors.status, "\\n")
-end
-"""
 
 
 def run(*, quick: bool) -> Report:
@@ -67,17 +55,6 @@ def _peer(app: str, seconds: int) -> float:
 
 
 def load(url: str, seconds: int) -> float:
-    """Requests per second that wrk gets answered with success."""
-    if shutil.which("wrk") is None:
-        raise BenchmarkError("wrk is not installed: `make bench` installs it on Debian as root")
-    with TemporaryDirectory() as folder:
-        script = Path(folder, "post.lua")
-        script.write_text(_SCRIPT)
-        command = ["wrk", "-t1", f"-c{CONNECTIONS}", "-s", str(script)]
-        subprocess.run([*command, "-d1s", url], check=True, capture_output=True)
-        done = subprocess.run([*command, f"-d{seconds}s", url], check=True, capture_output=True, text=True)
-    refused = re.search(r"REFUSED (\d+)", done.stdout)
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
-    if rate is None or refused is None or int(refused[1]):
-        raise BenchmarkError(f"not every request was accepted: {done.stdout}")
-    return float(rate[1])
+    """Requests per second that are answered with success."""
+    closed_loop(url, [_BODY], in_flight=CONNECTIONS, seconds=1)
+    return closed_loop(url, [_BODY], in_flight=CONNECTIONS, seconds=seconds).rate

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.problems import CommandError
 
+if TYPE_CHECKING:
+    from benchmarks.report import Report
+
 app = typer.Typer(no_args_is_help=True, help="Measure this machine against peers: ratios taken in one run.")
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON too.")]
+Peers = Annotated[str, typer.Option("--peers", metavar="mosec,litserve", help="Beside these servers.")]
 
 
 @app.callback()
@@ -41,19 +47,41 @@ def latency_command(quick: Quick = False, json: Json = None) -> None:
     _run(["latency"], quick, json)
 
 
+@app.command("serve")
+def serve_command(peers: Peers = "mosec,litserve", quick: Quick = False, json: Json = None) -> None:
+    """Embeddings over HTTP, texts of one length and of unlike lengths, beside servers that batch in memory."""
+    _run(["serve"], quick, json, peers)
+
+
+@app.command("efficiency")
+def efficiency_command(quick: Quick = False, json: Json = None) -> None:
+    """A full queue of texts, beside the bare model on the same batches and on batches in order of arrival."""
+    _run(["efficiency"], quick, json)
+
+
+@app.command("policy")
+def policy_command(quick: Quick = False, json: Json = None) -> None:
+    """Latency at 5 requests a second, beside batches that wait until they are full; a sweep of size and wait."""
+    _run(["policy"], quick, json)
+
+
+@app.command("depth")
+def depth_command(quick: Quick = False, json: Json = None) -> None:
+    """Jobs per second from a queue of a million, beside one of ten thousand; bytes per queued job."""
+    _run(["depth"], quick, json)
+
+
 @app.command("all")
 def all_command(quick: Quick = False, json: Json = None) -> None:
     """All of them, one after the other."""
-    _run(["drain", "submit", "latency"], quick, json)
+    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth"], quick, json)
 
 
-def _run(names: list[str], quick: bool, file: Path | None) -> None:
-    # Every process of the service passes through this package, and needs none of these.
-    from benchmarks import drain, latency, submit
+def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,litserve") -> None:
+    benchmarks = _benchmarks(peers.split(","))
     from benchmarks.processes import BenchmarkError
-    from benchmarks.report import Report, write
+    from benchmarks.report import write
 
-    benchmarks = {"drain": drain.run, "submit": submit.run, "latency": latency.run}
     reports: list[Report] = []
     for name in names:
         try:
@@ -64,3 +92,18 @@ def _run(names: list[str], quick: bool, file: Path | None) -> None:
         reports.append(report)
     if file is not None:
         write(reports, file)
+
+
+def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
+    # Every process of the service passes through this package, and needs none of these.
+    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit
+
+    return {
+        "drain": drain.run,
+        "submit": submit.run,
+        "latency": latency.run,
+        "serve": partial(serve.run, peers=peers),
+        "efficiency": efficiency.run,
+        "policy": policy.run,
+        "depth": depth.run,
+    }

@@ -42,6 +42,8 @@ class Settler:
         self._ended = ended
         self._buried = buried
         self._watch = watch
+        #: How many batches this process has settled: the number of the last one, in the log lines.
+        self._batches = 0
         self._giving_up = threading.Event()
         self._thread = core_thread("settler", self._run)
 
@@ -76,6 +78,7 @@ class Settler:
 
     def _settle_batch(self, batch: RunBatch) -> None:
         lane = batch.lane
+        self._batches += 1
         begin = time.monotonic()
         with self._watch.step("finish", lane):
             outputs = lane.executor.finish(batch.inferred)
@@ -96,7 +99,7 @@ class Settler:
             endings = [ending for ending in endings if ending.status is not JobStatus.FAILED]
             if failed:
                 self._bury(Burials(lane, [_burial(lane, ending) for ending in failed]))
-        self._settle(lane, endings)
+        self._settle(lane, endings, self._batches)
         self._report(batch, postprocess_s)
 
     def _bury(self, item: Burials) -> None:
@@ -124,8 +127,8 @@ class Settler:
                 },
             )
 
-    def _settle(self, lane: Lane, endings: Sequence[Ending]) -> None:
-        """End these jobs; those that were still ours are told to logs, metrics and events."""
+    def _settle(self, lane: Lane, endings: Sequence[Ending], batch: int | None = None) -> None:
+        """End these jobs, of this batch if of one; those that were still ours are told to logs, metrics and events."""
         if not endings:
             return
         answers = self._store(lane, [ending.settlement for ending in endings])
@@ -148,7 +151,7 @@ class Settler:
             latencies_s=[now - ending.job.queued for ending in settled],
             queue_waits_s=[ending.job.started - ending.job.queued for ending in settled if ending.job.started],
         )
-        self._lines.write([_job_line(lane.served, ending) for ending in settled])
+        self._lines.write([_job_line(lane.served, ending, batch) for ending in settled])
 
     def _store(self, lane: Lane, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         answers = persist(
@@ -180,6 +183,7 @@ class Settler:
             extra={
                 "model": served.model,
                 "version": served.version,
+                "batch": self._batches,
                 "batch_size": rows,
                 "batch_tokens": tokens,
                 "padding_ratio": round(padding_ratio(tokens, batch.longest * rows), 4),
@@ -213,7 +217,7 @@ def _rescued(item: RunBatch | Endings | Burials) -> Burials:
     return Burials(item.lane, item.lane.bury_jobs(jobs, "the worker failed to settle this job; its log says why"))
 
 
-def _job_line(served: Served, ending: Ending) -> dict[str, object]:
+def _job_line(served: Served, ending: Ending, batch: int | None) -> dict[str, object]:
     job = ending.job
     timings = job.timings or {}
     return {
@@ -225,6 +229,7 @@ def _job_line(served: Served, ending: Ending) -> dict[str, object]:
         "status": ending.status,
         "error": ending.error.type if ending.error else None,
         "attempt": job.lease.attempt,
+        "batch": batch,
         "batch_size": job.batch_size,
         "queue_wait_ms": timings.get("queue_ms"),
         "preprocess_ms": timings.get("preprocess_ms"),

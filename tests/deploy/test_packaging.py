@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 from tests.services import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-LOCKS = ["runtime.lock", "dev.lock", "model.lock"]
+LOCKS = [f"requirements/{name}.lock" for name in ("runtime", "dev", "model")]
+PEER_LOCKS = [f"benchmarks/peers/{name}.lock" for name in ("celery-batches", "servers")]
 
 
 def locked(name: str) -> dict[str, str]:
@@ -44,13 +45,13 @@ def test_what_both_locks_hold_has_one_version() -> None:
     assert {name: dev[name] for name in runtime} == runtime
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", LOCKS + PEER_LOCKS)
 def test_every_line_of_a_lock_has_a_hash_and_names_no_place(name: str) -> None:
-    text = (REPOSITORY / "requirements" / name).read_text()
+    text = (REPOSITORY / name).read_text()
     pinned = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
     assert pinned
     assert all("--hash=sha256:" in entry for entry in pinned)
-    assert not re.search(r"--index-url|--find-links|--extra-index|file:|https?://", text)
+    assert not re.search(r"--index-url|--find-links|--extra-index|file:|https?://|(^|[ =])/", text)
 
 
 def test_torch_is_locked_alone_and_its_own_dependencies_with_the_others() -> None:

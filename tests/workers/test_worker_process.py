@@ -183,6 +183,7 @@ def test_the_log_has_a_line_per_batch_and_per_job(worker: RunningWorker, celery_
     assert job["batch_size"] == 1
     [batch] = [line for line in lines if line["message"] == "Batch done."]
     assert batch["model"] == "echo"
+    assert job["batch"] == batch["batch"] == 1
     assert "secret words" not in worker.service.log()
 
 
