@@ -17,12 +17,12 @@ class CopyStream:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch types it not
 
     @contextmanager
     def copying(self) -> Iterator[torch.cuda.Event]:
         """Copies and computations within run on the side stream; yields what tells when they have ended."""
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it not
         with torch.cuda.stream(self._stream):
             yield done
             done.record(self._stream)

@@ -78,8 +78,8 @@ def _writable(text: str) -> str:
 class Handler(ABC):
     """One model in one process. `load` is called once; the other steps each from a thread of its own, in this order.
 
-    A `preprocess`, `collate` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so raise
-    freely; a `postprocess` that raises, or returns another number of outputs than there are rows, fails its batch. Keep
+    A `preprocess`, `collate` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so
+    raise freely; a `postprocess` that raises, or returns another number of outputs than there are rows, fails its batch. Keep
     nothing of a batch in `self`: steps of different batches overlap.
     """
 
@@ -95,8 +95,8 @@ class Handler(ABC):
         """Encode rows as they came in the request, one answer a row. Runs on the CPU, beside the device."""
 
     def collate(self, batch: Sequence[Encoded]) -> object:
-        """Make one input of the rows of a batch: pad, copy to the device. Runs while the batch before it is computed, on
-        CUDA with a stream of its own, so copy from pinned memory with `non_blocking=True`. The default is the rows.
+        """Make one input of the rows of a batch: pad, copy to the device. Runs while the batch before it is computed,
+        on CUDA with a stream of its own: copy from pinned memory with `non_blocking=True`. The default is the rows.
         """
         return batch
 

@@ -1,7 +1,7 @@
 """A loaded model: runs its handler's steps, keeps every row's outcome in its place, and isolates rows that fail.
 
-The steps run on threads of their own (encode, collate, infer, finish), each on another batch; a model keeps nothing of a
-batch.
+The steps (encode, collate, infer, finish) run on threads of their own, each on another batch; a model keeps nothing of
+a batch.
 Whatever a handler raises is the row's failure, `SystemExit` too: none of these threads is one that signals reach.
 """
 

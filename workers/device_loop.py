@@ -75,7 +75,8 @@ class DeviceLoop:
         for condition in (self._lock, self._run_changed):
             with condition:
                 condition.notify_all()
-        return all([grace.join(thread) for thread in self._threads])
+        ended = [grace.join(thread) for thread in self._threads]
+        return all(ended)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
