@@ -79,8 +79,8 @@ class Handler(ABC):
     """One model in one process. `load` is called once; the other steps each from a thread of its own, in this order.
 
     A `preprocess`, `collate` or `infer` that raises is called again with fewer rows until the bad ones stand alone, so
-    raise freely; a `postprocess` that raises, or returns another number of outputs than there are rows, fails its batch. Keep
-    nothing of a batch in `self`: steps of different batches overlap.
+    raise freely; a `postprocess` that raises, or returns another number of outputs than there are rows, fails its
+    batch. Keep nothing of a batch in `self`: steps of different batches overlap.
     """
 
     #: False for handlers that do without torch; theirs is then never imported and `load` gets None as its dtype.
