@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,12 +45,17 @@ def server() -> Iterator[EmbeddedServer]:
 
 @contextmanager
 def process(command: Sequence[str], *, environment: Mapping[str, str], folder: Path = PEERS) -> Iterator[Path]:
-    """Run `command` for the time of the context; yields the file that its output goes to."""
+    """Run `command` for the time of the context, and all that it starts; yields the file that its output goes to."""
     with TemporaryDirectory(prefix="sheaf-bench-") as logs:
         log = Path(logs, "output.log")
         with log.open("wb") as output:
             running = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=folder, env={**os.environ, **environment}
+                command,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env={**os.environ, **environment},
+                start_new_session=True,
             )
         try:
             yield log
@@ -57,11 +63,12 @@ def process(command: Sequence[str], *, environment: Mapping[str, str], folder: P
                 raise BenchmarkError(f"{command[0]} ended early: {log.read_text(errors='replace')[-2000:]}")
         finally:
             running.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 running.wait(20)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait()
+            # Servers that fork may leave workers behind, which would slow whatever is measured next.
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
 
 @contextmanager
