@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from broker import Broker
+from broker import Broker, Leased
+from broker.keys import PRIORITY_STEPS
 from tests.conftest import PERMANENT_KEYS
 
 QUEUE = "infer.echo"
 MakeBroker = Callable[..., Broker]
 
 PERMANENT = (*PERMANENT_KEYS, QUEUE)
+
+
+def take(broker: Broker, n: int) -> Leased:
+    """Lease up to `n` messages of each priority."""
+    return broker.lease(QUEUE, [n] * len(PRIORITY_STEPS))
 
 
 @pytest.fixture
