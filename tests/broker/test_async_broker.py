@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 
 import orjson
@@ -33,7 +32,7 @@ from broker import (
 from broker.embedded import EmbeddedServer
 from broker.message import decode
 from broker.results import Failure, RunFacts, encode_failure, encode_success
-from tests.broker.conftest import QUEUE, take
+from tests.broker.conftest import QUEUE, new_job, take
 from tests.conftest import free_port
 from tests.proxy import Proxy
 
@@ -48,19 +47,6 @@ FACTS = RunFacts(
     finished_at=1002.0,
     timings={"queue_ms": 1.5, "batch_size": 2},
 )
-
-
-def new_job(value: object = "text", **changes: object) -> NewJob:
-    fields: dict[str, object] = {
-        "id": str(uuid.uuid4()),
-        "model": "echo",
-        "queue": QUEUE,
-        "payload": orjson.dumps({"input": value}),
-        "priority": Priority.NORMAL,
-        "created_at": 1000.0,
-        "metadata": b'{"order":7}',
-    }
-    return NewJob(**(fields | changes))  # type: ignore[arg-type]  # a test's shorthand
 
 
 async def submit_and_wait(front: AsyncBroker, job: NewJob, timeout_s: float) -> JobState:
