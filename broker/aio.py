@@ -181,13 +181,21 @@ class AsyncBroker:
         return len(self._listener)
 
     async def queue_depths(self, queues: Sequence[str]) -> list[QueueDepth]:
-        """Messages not yet leased, per queue and priority step; given-back ones count with their priority."""
-        keys = [self.keys.queue(queue) for queue in queues]
-        lists = [
-            (queue.waiting[place], queue.returned[place]) for queue in keys for place in range(len(PRIORITY_STEPS))
-        ]
-        lengths = iter(await self._lengths([key for pair in lists for key in pair]))
-        return [QueueDepth(queue, step, next(lengths) + next(lengths)) for queue in queues for step in PRIORITY_STEPS]
+        """Messages not yet leased, per queue and priority step; given-back and owners' ones count too."""
+        levels = [str(level) for level, _ in enumerate(PRIORITY_STEPS, 1)]
+        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
+            for keys in map(self.keys.queue, queues):
+                for key in (*keys.waiting, *keys.returned):
+                    pipe.llen(key)
+                pipe.hmget(keys.owned_depths, levels)
+            answers = iter(await pipe.execute())
+        depths: list[QueueDepth] = []
+        for queue in queues:
+            waiting, returned = ([next(answers) for _ in levels] for _ in range(2))
+            owned = [int(count or 0) for count in next(answers)]
+            of_levels = zip(PRIORITY_STEPS, waiting, returned, owned, strict=True)
+            depths += [QueueDepth(queue, step, sum(counts)) for step, *counts in of_levels]
+        return depths
 
     async def dead_letters(self, queues: Sequence[str]) -> dict[str, int]:
         """How many dead letters each queue has."""

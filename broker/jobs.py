@@ -53,6 +53,8 @@ class NewJob:
     metadata: bytes = b"{}"
     many: bool = False
     request_id: str | None = None
+    #: Whose job this is, for fair shares; "" for nobody in particular.
+    owner: str = ""
     #: Owner and key; the same pair within its TTL stands for the same job.
     idempotency_key: tuple[str, str] | None = None
     #: Hash of the payload that the idempotency key stands for; holds no colon.

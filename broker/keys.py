@@ -40,10 +40,25 @@ class QueueKeys:
     dead: str
     #: prefix of the hashes of held messages; a session completes it.
     held_prefix: str
+    #: prefixes of the owners' lists of messages, each as long as it holds any (left in, right out); an owner completes
+    #: them. Served beside `waiting`, in equal shares.
+    owned_prefixes: tuple[str, ...]
+    #: hash: level (1 is the highest) -> how many messages the owners' lists of that level hold; no zeros.
+    owned_depths: str
+    #: list: owners who have a list and nothing in `waiting`, and "" for `waiting` itself; the next one to be served is
+    #: left. As long as any owner has a list of this step.
+    rotations: tuple[str, ...]
+    #: sorted set: owner -> place of their last message in `waiting`; "" -> minus the number of places that were taken
+    #: since. As long as an owner has a place.
+    places: tuple[str, ...]
 
     def held(self, session: str) -> str:
         """hash: lease tag -> `level:attempt:message`, what one worker holds."""
         return self.held_prefix + session
+
+    def owned(self, step: int, owner: str) -> str:
+        """list: messages of one owner that found `waiting` long."""
+        return self.owned_prefixes[PRIORITY_STEPS.index(step)] + owner
 
 
 class Keys:
@@ -73,6 +88,10 @@ class Keys:
             delayed_messages=f"{own}delayed-messages:{name}",
             dead=f"{own}dead:{name}",
             held_prefix=f"{own}held:{name}:",
+            owned_prefixes=tuple(f"{own}owned:{name}:{step}:" for step in PRIORITY_STEPS),
+            owned_depths=f"{own}owned-depths:{name}",
+            rotations=tuple(f"{own}rotation:{name}:{step}" for step in PRIORITY_STEPS),
+            places=tuple(f"{own}places:{name}:{step}" for step in PRIORITY_STEPS),
         )
 
     def result(self, job_id: str) -> str:

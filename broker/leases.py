@@ -23,9 +23,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The answer to a lease: what is held now, and how many messages still wait in the queue."""
+    """The answer to a lease: what is held now, and how many messages of each priority step still wait in the queue."""
 
     leases: list[Lease]
+    #: Over `PRIORITY_STEPS`; owners' lists and returned messages count.
     waiting: tuple[int, ...]
 
 

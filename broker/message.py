@@ -51,6 +51,8 @@ class Message:
     #: True for jobs submitted through `submit`: they have a record.
     recorded: bool
     request_id: str | None
+    #: Whose job this is; "" for nobody in particular. Plain Celery producers say it with the header `sheaf_owner`.
+    owner: str
 
 
 def encode(job: NewJob) -> bytes:
@@ -62,7 +64,7 @@ def encode(job: NewJob) -> bytes:
         job.payload,
         expires=None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat(),
         priority=int(job.priority),
-        own={"enqueued_at": job.created_at, "request_id": job.request_id},
+        own={"enqueued_at": job.created_at, "request_id": job.request_id, "owner": job.owner},
     )
 
 
@@ -158,6 +160,7 @@ def decode(raw: bytes, max_bytes: int | None = None) -> Message:
             ignore_result=bool(headers.get("ignore_result")),
             recorded=own is not None,
             request_id=own[1] if own else None,
+            owner=own[2] if own else _owner(headers.get("sheaf_owner"), "sheaf_owner"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
@@ -208,14 +211,22 @@ def _body(
     return args, kwargs, embed if isinstance(embed, dict) else {}
 
 
-def _own_header(value: object) -> tuple[float, str | None] | None:
-    """When the job was enqueued, and its request id."""
+def _own_header(value: object) -> tuple[float, str | None, str] | None:
+    """When the job was enqueued, its request id, and its owner, of whom old messages say nothing."""
     if value is None:
         return None
     match value:
-        case {"enqueued_at": (int() | float()) as moment, "request_id": (str() | None) as request_id}:
-            return _plausible(moment), request_id
+        case {"enqueued_at": (int() | float()) as moment, "request_id": (str() | None) as request_id, **others}:
+            return _plausible(moment), request_id, _owner(others.get("owner"), "sheaf")
     raise ValueError("the header `sheaf` is not as it should be")
+
+
+def _owner(value: object, header: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"the owner in the header `{header}` is {value!r:.80}, not a string")
+    return value
 
 
 def _plausible(moment: float) -> float:

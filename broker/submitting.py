@@ -21,6 +21,10 @@ from broker.results import encode_record
 
 #: Most jobs in one script call; it bounds how long the server is held.
 MAX_TOGETHER = 256
+#: Length of a Celery list from which on an owner's jobs go to a list of the owner's own. A flood is that far ahead of
+#: jobs without an owner; below it no list but Celery's is used. Also how far an owner's own list may have to wait for
+#: what the owner has in the Celery list, so it is about a large batch.
+FAIR_FROM = 64
 #: Records outlive a long wait in the queue; at settle they get the result's TTL.
 RECORD_TTL_S = 7 * 86400
 #: How long an idempotency key is remembered.
@@ -88,8 +92,9 @@ class Submitter:
                 _resolve(future, job, answer, self._max_queue_depth)
 
     async def _evaluate(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[int | bytes]:
-        arguments: list[str | bytes | int] = [*keys.waiting, *keys.returned, keys.delayed]
-        arguments += (self._max_queue_depth, RECORD_TTL_S, IDEMPOTENCY_TTL_S)
+        script_keys = (*keys.waiting, *keys.returned, keys.delayed, keys.owned_depths, *keys.rotations, *keys.places)
+        arguments: list[str | bytes | int] = [*script_keys]
+        arguments += (self._max_queue_depth, RECORD_TTL_S, IDEMPOTENCY_TTL_S, FAIR_FROM)
         for job, _ in entries:
             arguments += (
                 PRIORITY_STEPS.index(job.priority) + 1,
@@ -98,11 +103,13 @@ class Submitter:
                 encode(job),
                 self._keys.idempotency(*job.idempotency_key) if job.idempotency_key else "",
                 f"{job.fingerprint}:{job.id}",
+                job.owner,
+                keys.owned(job.priority, job.owner),
             )
         try:
-            answer = await self._client.evalsha(self._sha, 9, *arguments)
+            answer = await self._client.evalsha(self._sha, len(script_keys), *arguments)
         except NoScriptError:
-            answer = await self._client.eval(self._script, 9, *arguments)
+            answer = await self._client.eval(self._script, len(script_keys), *arguments)
         return cast("list[int | bytes]", answer)
 
     def _queue_keys(self, queue: str) -> QueueKeys:

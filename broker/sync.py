@@ -23,8 +23,6 @@ from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys, QueueKeys
 from broker.leases import Delayed, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
 
-#: One lease slot in ten goes to the lowest waiting priority, so that it never starves.
-LOW_PRIORITY_EVERY = 10
 #: Most messages one reclaim or due call moves: a script must not hold the server for long.
 MAX_MOVED = 1000
 #: How often a renewal may go unanswered within one lease.
@@ -86,20 +84,29 @@ class Broker:
             check_server_info(cast("dict[str, object]", self._client.info("server")))
 
     def lease(self, queue: str, rooms: Sequence[int]) -> Leased:
-        """Take up to `n` messages, the highest priority first; they are held until settled, released or expired.
+        """Take messages, the highest priority first; they are held until settled, released or expired.
 
-        A message whose worker was lost (its attempt is above 1) comes alone.
+        `rooms`: how many may be taken of each priority, over `PRIORITY_STEPS`. Within one, owners get equal shares. A
+        message whose worker was lost (its attempt is above 1) comes alone.
         """
         keys = self._keys(queue)
         with translated(self._client):
             answer = self._lease(
-                keys=[*keys.returned, *keys.waiting, keys.holders, keys.held(self.session), keys.lease_sequence],
-                args=[self.session, int(self.lease_s * 1000), self._highest_tag.get(queue, 0), *rooms],
+                keys=[
+                    *(*keys.returned, *keys.waiting),
+                    *(keys.holders, keys.held(self.session), keys.lease_sequence),
+                    *(keys.owned_depths, *keys.rotations, *keys.places),
+                ],
+                args=[
+                    *(self.session, int(self.lease_s * 1000), self._highest_tag.get(queue, 0)),
+                    *(*rooms, *keys.owned_prefixes),
+                ],
             )
-        leases = _leases(answer[3:])
+        levels = len(PRIORITY_STEPS)
+        leases = _leases(answer[levels:])
         if leases:
-            self._highest_tag[queue] = max(int(lease.tag) for lease in leases)
-        return Leased(leases=leases, waiting=tuple(answer[:4]))
+            self._highest_tag[queue] = int(leases[-1].tag)
+        return Leased(leases=leases, waiting=tuple(answer[:levels]))
 
     def wait(self, queue: str, step: int, timeout_s: float) -> bool:
         """Block until the list of this priority step holds a message; takes nothing. False after the timeout."""
@@ -165,7 +172,7 @@ class Broker:
                 keys=[keys.holders, *keys.returned, keys.held(self.session)],
                 args=[keys.held_prefix, self.session, int(self.lease_s * 1000), self.max_attempts, MAX_MOVED],
             )
-        return Reclaimed(returned=answer[0], exhausted=_leases(answer))
+        return Reclaimed(returned=answer[0], exhausted=_leases(answer[1:]))
 
     def schedule(self, queue: str, due_times: Sequence[tuple[bytes, float]]) -> int:
         """Put held messages aside until their time: pairs of tag and Unix seconds. Returns how many were held."""
@@ -242,8 +249,8 @@ def _delayed(entry: bytes, due_at: float) -> Delayed:
 
 
 def _leases(answer: Sequence[Any]) -> list[Lease]:
-    """The scripts answer flat: a number, then tag, attempt, level and message of each lease."""
+    """The scripts answer flat: tag, attempt, level and message of each lease."""
     return [
         Lease(tag, attempt, PRIORITY_STEPS[level - 1], message)
-        for tag, attempt, level, message in zip(answer[1::4], answer[2::4], answer[3::4], answer[4::4], strict=True)
+        for tag, attempt, level, message in zip(answer[::4], answer[1::4], answer[2::4], answer[3::4], strict=True)
     ]

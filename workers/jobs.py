@@ -60,7 +60,7 @@ class Job:
     @property
     def flow(self) -> str | None:
         """Whose rows these are, where more than one row may be theirs: a flood must not hold others up."""
-        return getattr(self.message,'owner',None) or (self.id if self.many else None)
+        return self.message.owner or (self.id if self.many else None)
 
 
 def parse(lease: Lease, message: Message, task: str, queued: float) -> Job:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 
+import orjson
 import pytest
 import redis
 
-from broker import Broker
+from broker import Broker, Leased, NewJob, Priority
+from broker.keys import PRIORITY_STEPS
 from tests.conftest import PERMANENT_KEYS
 
 QUEUE = "infer.echo"
 MakeBroker = Callable[..., Broker]
 
 PERMANENT = (*PERMANENT_KEYS, QUEUE)
+
+
+def take(broker: Broker, n: int) -> Leased:
+    """Lease up to `n` messages of each priority."""
+    return broker.lease(QUEUE, [n] * len(PRIORITY_STEPS))
+
+
+def new_job(value: object = "text", **changes: object) -> NewJob:
+    fields: dict[str, object] = {
+        "id": str(uuid.uuid4()),
+        "model": "echo",
+        "queue": QUEUE,
+        "payload": orjson.dumps({"input": value}),
+        "priority": Priority.NORMAL,
+        "created_at": 1000.0,
+        "metadata": b'{"order":7}',
+    }
+    return NewJob(**(fields | changes))  # type: ignore[arg-type]  # a test's shorthand
 
 
 @pytest.fixture

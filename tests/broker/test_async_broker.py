@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 
 import orjson
@@ -33,7 +32,7 @@ from broker import (
 from broker.embedded import EmbeddedServer
 from broker.message import decode
 from broker.results import Failure, RunFacts, encode_failure, encode_success
-from tests.broker.conftest import QUEUE
+from tests.broker.conftest import QUEUE, new_job, take
 from tests.conftest import free_port
 from tests.proxy import Proxy
 
@@ -48,19 +47,6 @@ FACTS = RunFacts(
     finished_at=1002.0,
     timings={"queue_ms": 1.5, "batch_size": 2},
 )
-
-
-def new_job(value: object = "text", **changes: object) -> NewJob:
-    fields: dict[str, object] = {
-        "id": str(uuid.uuid4()),
-        "model": "echo",
-        "queue": QUEUE,
-        "payload": orjson.dumps({"input": value}),
-        "priority": Priority.NORMAL,
-        "created_at": 1000.0,
-        "metadata": b'{"order":7}',
-    }
-    return NewJob(**(fields | changes))  # type: ignore[arg-type]  # a test's shorthand
 
 
 async def submit_and_wait(front: AsyncBroker, job: NewJob, timeout_s: float) -> JobState:
@@ -80,7 +66,7 @@ async def front(server_url: str) -> AsyncIterator[AsyncBroker]:
 
 def run_one(broker: Broker, output: object) -> str:
     """Lease one message and settle it with `output`, as a worker does."""
-    [lease] = broker.lease(QUEUE, 1).leases
+    [lease] = take(broker, 1).leases
     message = decode(lease.message)
     broker.start(QUEUE, [Start(lease.tag, message.id, True, lease.attempt)])
     broker.settle(QUEUE, [Settlement(lease.tag, message.id, encode_success(message.id, output, FACTS), True)])
@@ -94,7 +80,7 @@ async def test_a_submitted_job_is_queued_and_readable(front: AsyncBroker, client
     assert state is not None
     assert (state.status, state.model, state.attempt) == (JobStatus.QUEUED, "echo", 0)
     assert orjson.loads(state.metadata) == {"order": 7}
-    [lease] = broker.lease(QUEUE, 1).leases
+    [lease] = take(broker, 1).leases
     message = decode(lease.message)
     assert (message.id, message.kwargs, message.enqueued_at) == (job.id, {"input": "hello"}, 1000.0)
 
@@ -104,7 +90,7 @@ async def test_a_job_is_running_once_started_and_ended_once_settled(
 ) -> None:
     job = new_job()
     await front.submit(job)
-    [lease] = broker.lease(QUEUE, 1).leases
+    [lease] = take(broker, 1).leases
     broker.start(QUEUE, [Start(lease.tag, job.id, True, 2)])
     running = await front.fetch(job.id)
     assert running is not None
@@ -122,7 +108,7 @@ async def test_a_failure_is_read_with_its_type_and_message(
 ) -> None:
     job = new_job()
     await front.submit(job)
-    [lease] = broker.lease(QUEUE, 1).leases
+    [lease] = take(broker, 1).leases
     failure = encode_failure(job.id, Failure("ValueError", "too long"), FACTS)
     broker.settle(QUEUE, [Settlement(lease.tag, job.id, failure, True)])
     state = await front.fetch(job.id)
@@ -136,10 +122,10 @@ async def test_a_cancelled_job_is_not_run_and_no_result_replaces_that(
 ) -> None:
     waiting, running = new_job("waiting"), new_job("running")
     await front.submit(running)
-    [running_lease] = broker.lease(QUEUE, 1).leases
+    [running_lease] = take(broker, 1).leases
     assert broker.start(QUEUE, [Start(running_lease.tag, running.id, True, 1)]) == [StartAnswer.RUN]
     await front.submit(waiting)
-    [waiting_lease] = broker.lease(QUEUE, 1).leases
+    [waiting_lease] = take(broker, 1).leases
     for job in (waiting, running):
         state = await front.cancel(job.id)
         assert state is not None
@@ -165,7 +151,7 @@ async def test_concurrent_submits_keep_their_order_and_lose_nothing(
 ) -> None:
     jobs = [new_job(i) for i in range(700)]
     await asyncio.gather(*(front.submit(job) for job in jobs))
-    leases = broker.lease(QUEUE, 1000).leases
+    leases = take(broker, 1000).leases
     assert [decode(lease.message).id for lease in leases] == [job.id for job in jobs]
 
 
@@ -321,7 +307,7 @@ async def test_queue_depths_count_waiting_and_given_back_messages(
 ) -> None:
     for priority in (Priority.HIGH, Priority.LOW, Priority.LOW):
         await front.submit(new_job(priority=priority))
-    broker.release(QUEUE, [lease.tag for lease in broker.lease(QUEUE, 2).leases])
+    broker.release(QUEUE, [lease.tag for lease in take(broker, 2).leases])
     assert await front.queue_depths([QUEUE]) == [
         QueueDepth(QUEUE, 0, 1),
         QueueDepth(QUEUE, 3, 0),

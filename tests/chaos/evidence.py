@@ -88,7 +88,10 @@ def leftovers(client: redis.Redis) -> dict[str, int]:
     found: dict[str, int] = {}
     overdue = time.time() * 1000 - OVERDUE_MS
     for queue in QUEUES.values():
-        found |= {key: client.llen(key) for key in (*queue.waiting, *queue.returned)}
+        found |= {key: client.llen(key) for key in (*queue.waiting, *queue.returned, *queue.rotations)}
+        found |= {key: client.llen(key) for key in _owned(client, queue)}
+        found |= {key: client.zcard(key) for key in queue.places}
+        found[queue.owned_depths] = client.hlen(queue.owned_depths)
         found[queue.delayed] = client.zcard(queue.delayed)
         held = cast("list[bytes]", client.keys(f"{queue.held_prefix}*"))
         found |= {key: client.hlen(key) for key in (queue.delayed_messages, *(key.decode() for key in held))}
@@ -114,11 +117,17 @@ def trail(cluster: Cluster, job_id: str) -> list[str]:
 
 def _messages(client: redis.Redis) -> Iterator[tuple[str, Collection[bytes]]]:
     for queue in QUEUES.values():
-        for key in (*queue.waiting, *queue.returned):
+        for key in (*queue.waiting, *queue.returned, *_owned(client, queue)):
             yield key, cast("list[bytes]", client.lrange(key, 0, -1))
         held = cast("list[bytes]", client.keys(f"{queue.held_prefix}*"))
         for key in (queue.delayed_messages, *(name.decode() for name in held)):
             yield key, cast("list[bytes]", client.hvals(key))
+
+
+def _owned(client: redis.Redis, queue: QueueKeys) -> list[str]:
+    """The lists of all owners who have one."""
+    found = (cast("list[bytes]", client.keys(f"{prefix}*")) for prefix in queue.owned_prefixes)
+    return [key.decode() for keys in found for key in keys]
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, str]]:
