@@ -32,7 +32,7 @@ def serve() -> Iterator[Serve]:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:  # the name that the base class looks for
+            def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 time.sleep(ANSWER_S)
                 self.send_response(status)
