@@ -223,6 +223,8 @@ class Feeder:
                 job.claimed = True
                 ended.append(finished(job, self.lane.served, time.time()))
         self.lane.add(jobs, rows, now)
+        if self.lane.kind.notes_traffic:
+            self.lane.traffic.add(rows)
         return ended
 
 

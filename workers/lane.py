@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from batching import Batcher, Limits, Row
-from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease
+from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, TrafficRow
 from broker.dead import DeadLetter
+from broker.keys import PRIORITY_STEPS
 from broker.message import Message, decode
 from inference import Encoded
 from workers.executor import Executor
 from workers.jobs import Burial, Ending, Job, Served, buried, dropped
+from workers.traffic import TrafficSample
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,8 @@ class LaneKind:
     step_timeout_s: float
     #: Failed jobs go to the dead letters too: nobody waits for their results.
     buries_failures: bool = False
+    #: What comes is noted on the broker, for `sheaf tune`.
+    notes_traffic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Lane:
         #: When the device last took a batch of this lane; the device loop keeps it.
         self.served_at = float("-inf")
         self.batcher: Batcher[RowRef] = Batcher(kind.limits)
+        self.traffic: TrafficSample[Row[RowRef]] = TrafficSample()
         #: Set when the device took rows, and when leases have ended.
         self.room = threading.Event()
         self.fewer = threading.Event()
@@ -108,6 +113,17 @@ class Lane:
             for row in rows:
                 self.batcher.add(row, now)
             self._lock.notify_all()
+
+    def note_traffic(self) -> None:
+        """Tell the broker what came since the last time."""
+        since_epoch_s = time.time() - time.monotonic()
+
+        def noted(row: Row[RowRef], stands_for: int) -> TrafficRow:
+            level = PRIORITY_STEPS.index(row.payload.job.lease.step)
+            return TrafficRow(int((row.enqueued_at + since_epoch_s) * 1e3), row.tokens, level, stands_for)
+
+        if rows := self.traffic.take(noted):
+            self._broker.note_traffic(self.queue, rows)
 
     def claim(self, rows: Sequence[RowRef], now_wall: float) -> Claim:
         """For the device, before these rows run. Which of them may run then is told by `runs`."""
