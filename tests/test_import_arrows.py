@@ -20,8 +20,9 @@ ARROWS: dict[str, set[str]] = {
     "telemetry": set(),
     "api": {"broker", "configs", "telemetry"},
     "workers": {"batching", "broker", "configs", "inference", "telemetry"},
+    "tuning": {"batching", "broker", "configs", "inference"},
     "benchmarks": {"broker", "cli"},
-    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "workers"},
+    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "tuning", "workers"},
 }
 
 #: Room -> what importing it must not pull in, directly or through others.
@@ -32,8 +33,9 @@ ABSENT: dict[str, set[str]] = {
     "inference": {"torch", "celery", "redis", "transformers"},
     "telemetry": {"torch", "celery", "redis"},
     "api.app": {"torch", "celery", "kombu", "transformers"},
-    "cli.main": {"torch", "transformers"},
+    "cli.main": {"torch", "transformers", "matplotlib"},
     "workers.device": {"torch", "transformers"},
+    "tuning.run": {"torch", "celery", "matplotlib"},
 }
 
 
