@@ -21,7 +21,7 @@ from cli.problems import CommandError
 from configs import Settings
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from tuning.replay import Worker
 
@@ -83,8 +83,8 @@ def tune(
     from workers.loading import limits, model_spec
 
     try:
-        file = None if traffic is None else TrafficFile.read(traffic)
-        recorded = _recorded(settings, model, wanted=rate is None) if file is None else []
+        given = None if traffic is None else TrafficFile.read(traffic)
+        recorded = _recorded(settings, model, wanted=rate is None) if given is None else []
         chosen = _chosen_device(settings, device)
         limit_threads(settings, chosen.name)
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen.visible
@@ -94,7 +94,7 @@ def tune(
             device=chosen.name,
             present=limits(settings.models[model]),
             worker=_worker(chosen),
-            file=file,
+            file=given,
             recorded=recorded,
             rate=rate,
             p99_s=None if p99_ms is None else p99_ms / 1e3,
@@ -156,7 +156,7 @@ def _worker(device: Device) -> Worker:
 def _end_on_sigterm() -> None:
     """As on Ctrl-C: the worker and the server that try the settings are stopped."""
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
@@ -202,7 +202,7 @@ class _Bar:
             TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
         )
-        self._end_stage = lambda: None
+        self._bar: TaskID | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -215,11 +215,14 @@ class _Bar:
             self._end_stage()
         self._progress.stop()
 
+    def _end_stage(self) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, total=1, completed=1, text="")
+
     def stage(self, name: str, steps: int | None = None) -> None:
         self._end_stage()
         self._bar = self._progress.add_task(name, total=steps, text="")
-        bar = self._bar
-        self._end_stage = lambda: self._progress.update(bar, total=1, completed=1, text="")
 
     def step(self, done: int, steps: int, text: str = "") -> None:
-        self._progress.update(self._bar, total=steps, completed=done, text=text)
+        if self._bar is not None:
+            self._progress.update(self._bar, total=steps, completed=done, text=text)

@@ -22,8 +22,9 @@ from batching.simulation import Arrival
 from broker import AsyncBroker, JobState, JobStatus, NewJob, Priority, queue_name
 from broker.embedded import EmbeddedServer
 from broker.keys import PRIORITY_STEPS
-from configs import Settings, load_settings
+from configs import ModelSettings, Settings, load_settings
 from tuning.errors import TuningError
+from tuning.search import quantile
 
 #: Seconds that a worker may take to load its model.
 START_TIMEOUT_S = 300.0
@@ -33,6 +34,8 @@ STOP_TIMEOUT_S = 20.0
 LONGEST_WAIT_S = 60.0
 #: Seconds between looks for results; their own times tell when they were made.
 LOOK_EVERY_S = 0.05
+#: Results before this share of a full queue's do not count.
+WARM_SHARE = 0.1
 #: Results that are read together.
 TOGETHER = 200
 
@@ -44,12 +47,22 @@ MakeRow = Callable[[int], object]
 class Seen:
     """What the worker did. Latencies are from enqueued to finished; the capacity is that of a full queue, in rows/s."""
 
-    rows: int
+    latencies_s: Sequence[float]
     failed: int
-    p50_s: float
-    p99_s: float
     rows_per_s: float
     capacity: float
+
+    @property
+    def rows(self) -> int:
+        return len(self.latencies_s)
+
+    @property
+    def p50_s(self) -> float:
+        return quantile(self.latencies_s, 0.5)
+
+    @property
+    def p99_s(self) -> float:
+        return quantile(self.latencies_s, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +77,20 @@ class Worker:
 def replay(
     settings: Settings,
     model: str,
-    limits: Limits,
+    own: ModelSettings,
     worker: Worker,
     full_queue: Sequence[Arrival],
     arrivals: Sequence[Arrival],
     make_row: MakeRow,
 ) -> Seen:
-    """Serve `full_queue` from a queue that holds all of it, then `arrivals` at their times. Raises `TuningError`."""
+    """Serve `full_queue` from a queue that holds all of it, then `arrivals` (from second 0 on) at their times, with the
+    model as its `own` settings say. Raises `TuningError`.
+    """
     with TemporaryDirectory(prefix="sheaf-tune-") as name:
         folder = Path(name)
         with EmbeddedServer(_free_port(), folder / "valkey") as server:
-            config = worker_settings(settings, model, limits, server.url, _free_port())
+            config = _config(settings, model, own, server.url, _free_port())
             return asyncio.run(_replay(server.url, model, config, worker, folder, full_queue, arrivals, make_row))
-
-
-def worker_settings(settings: Settings, model: str, limits: Limits, url: str, metrics_port: int) -> dict[str, Any]:
-    """The settings, but for one model with these limits, a server of its own, and no port of the service's."""
-    config = settings.model_dump(mode="json", exclude={"flower"})
-    own = config["models"].pop(model)
-    others = [*load_settings(None, {}).settings.models, *config["models"]]
-    config["models"] = dict.fromkeys(others) | {model: own | limits_as_settings(limits)}
-    config["broker"] |= {"url": url, "key_prefix": ""}
-    config["workers"] |= {"metrics_host": "127.0.0.1", "metrics_port": metrics_port}
-    config["flower"] = {"enabled": False}
-    config["logging"] = {"level": "warning", "format": "text"}
-    return config
 
 
 def limits_as_settings(limits: Limits) -> dict[str, Any]:
@@ -101,6 +103,18 @@ def limits_as_settings(limits: Limits) -> dict[str, Any]:
         "preferred_batch_sizes": list(limits.preferred_sizes),
         "adaptive_wait": limits.adaptive_wait,
     }
+
+
+def _config(settings: Settings, model: str, own: ModelSettings, url: str, metrics_port: int) -> dict[str, Any]:
+    """The settings, but for one model, on a server of its own, and with no port of the service's."""
+    config = settings.model_dump(mode="json", exclude={"flower"})
+    others = [*load_settings(None, {}).settings.models, *config["models"]]
+    config["models"] = dict.fromkeys(others) | {model: own.model_dump(mode="json")}
+    config["broker"] |= {"url": url, "key_prefix": ""}
+    config["workers"] |= {"metrics_host": "127.0.0.1", "metrics_port": metrics_port}
+    config["flower"] = {"enabled": False}
+    config["logging"] = {"level": "warning", "format": "text"}
+    return config
 
 
 async def _replay(
@@ -120,12 +134,7 @@ async def _replay(
         with _running(worker, config, folder) as alive:
             await _until_ready(broker, model, alive)
             capacity = _rate([state.finished_at or 0.0 for state in await _ended(broker, ids, alive)])
-            sending: list[asyncio.Task[str]] = []
-            begin = time.monotonic() - arrivals[0].at
-            for arrival in arrivals:
-                await asyncio.sleep(max(0.0, begin + arrival.at - time.monotonic()))
-                sending.append(asyncio.create_task(producer.send(arrival)))
-            states = await _ended(broker, await asyncio.gather(*sending), alive)
+            states = await _ended(broker, await producer.send_at_their_times(arrivals), alive)
         return _seen(states, capacity)
     finally:
         await broker.close()
@@ -140,11 +149,20 @@ class _Producer:
         self._make_row = make_row
         self._payloads: dict[int, bytes] = {}
 
-    def send(self, arrival: Arrival) -> Any:
+    async def send_at_their_times(self, arrivals: Sequence[Arrival]) -> list[str]:
+        """Returns the jobs' ids."""
+        sending: list[asyncio.Task[str]] = []
+        begin = time.monotonic()
+        for arrival in arrivals:
+            await asyncio.sleep(max(0.0, begin + arrival.at - time.monotonic()))
+            sending.append(asyncio.create_task(self.send(arrival)))
+        return await asyncio.gather(*sending)
+
+    async def send(self, arrival: Arrival) -> str:
         payload = self._payloads.get(arrival.tokens)
         if payload is None:
             payload = self._payloads[arrival.tokens] = orjson.dumps({"input": self._make_row(arrival.tokens)})
-        return self._broker.submit(
+        return await self._broker.submit(
             NewJob(
                 id=str(uuid.uuid4()),
                 model=self._model,
@@ -199,6 +217,8 @@ async def _until_ready(broker: AsyncBroker, model: str, alive: Callable[[], None
 
 async def _ended(broker: AsyncBroker, ids: Sequence[str], alive: Callable[[], None]) -> list[JobState]:
     """The states of all these jobs, once all have ended."""
+    if not ids:
+        return []
     deadline = time.monotonic() + LONGEST_WAIT_S
     states: list[JobState] = []
     # The last one first, and by itself: it is about the last to end, and looking costs the worker time.
@@ -221,24 +241,21 @@ async def _end(broker: AsyncBroker, job_id: str, deadline: float, alive: Callabl
 
 
 def _rate(moments: Sequence[float]) -> float:
-    """Rows/s after the first batch had ended: what was before is a worker that starts."""
+    """Rows/s after the first batch, or the first rows, had ended: before that caches and pools are still filled."""
     ordered = sorted(moments)
-    first, last = ordered[0], ordered[-1]
+    first, last = ordered[int(WARM_SHARE * len(ordered))], ordered[-1]
     later = sum(moment > first for moment in ordered)
     return later / (last - first) if later else 0.0
 
 
 def _seen(states: Sequence[JobState], capacity: float) -> Seen:
     ended = [state for state in states if state.created_at is not None and state.finished_at is not None]
-    latencies = sorted(state.finished_at - state.created_at for state in ended)  # type: ignore[operator]  # see above
-    begin = min(state.created_at or 0.0 for state in ended)
-    end = max(state.finished_at or 0.0 for state in ended)
+    begin = min((state.created_at or 0.0 for state in ended), default=0.0)
+    end = max((state.finished_at or 0.0 for state in ended), default=0.0)
     return Seen(
-        rows=len(states),
+        latencies_s=sorted((state.finished_at or 0.0) - (state.created_at or 0.0) for state in ended),
         failed=sum(state.status is not JobStatus.SUCCEEDED for state in states),
-        p50_s=latencies[int(0.5 * len(latencies))],
-        p99_s=latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
-        rows_per_s=len(states) / (end - begin),
+        rows_per_s=len(states) / (end - begin) if states else 0.0,
         capacity=capacity,
     )
 

@@ -11,7 +11,7 @@ import yaml
 from batching import Limits
 from tuning.measuring import Fit, Measured
 from tuning.replay import Seen, limits_as_settings
-from tuning.search import Candidate
+from tuning.search import Candidate, Service, quantile
 from tuning.traffic import Traffic
 
 #: Most lines of the frontier that are printed.
@@ -37,6 +37,7 @@ class Report:
     traffic: Traffic
     measured: Measured
     fit: Fit
+    service: Service
     candidates: list[Candidate]
     frontier: list[Candidate]
     present: Candidate | None
@@ -90,6 +91,12 @@ class Report:
                 "batches": [asdict(batch) for batch in self.measured.batches],
                 "ended": self.measured.ended,
             },
+            "service": {
+                "batch_s": self.service.batch_s,
+                "row_s": self.service.row_s,
+                "p50_s": quantile(self.service.latencies_s, 0.5),
+                "p99_s": quantile(self.service.latencies_s, 0.99),
+            },
             "candidates": [_as_json(one) for one in self.candidates],
             "frontier": [_as_json(one) for one in self.frontier],
             "present": None if self.present is None else _as_json(self.present),
@@ -97,7 +104,7 @@ class Report:
             "p99_asked_s": self.p99_s,
             "p99_kept": self.kept,
             "predicted": None if self.predicted is None else asdict(self.predicted),
-            "measured": None if self.seen is None else asdict(self.seen),
+            "measured": None if self.seen is None else _seen_as_json(self.seen),
             "plot": None if self.plot is None else str(self.plot),
         }
 
@@ -109,7 +116,10 @@ class Report:
             f"tokens p50 {self.traffic.quantile(0.5)}, p99 {self.traffic.quantile(0.99)}",
             f"A batch takes {cost.overhead_s * 1e3:,.4g} ms + {cost.token_s * 1e6:,.4g} us a padded token "
             f"({len(measured.ran)} sizes; off by {fit.mean_error:.0%} on average, {fit.worst_error:.0%} at worst); "
-            f"a row takes {measured.aside_s * 1e3:,.3g} ms more beside the device",
+            f"a row takes {measured.aside_s * 1e3:,.3g} ms more beside it",
+            f"Queue and worker alone take {_ms(self.service.batch_s)} a batch + {_ms(self.service.row_s)} a row; "
+            f"latency p50 {_ms(quantile(self.service.latencies_s, 0.5))}, "
+            f"p99 {_ms(quantile(self.service.latencies_s, 0.99))}",
         ]
         if fit.poor:
             lines.append("WARNING: the times lie on no straight line, so take what is predicted with care")
@@ -202,3 +212,8 @@ def _as_json(one: Candidate) -> dict[str, Any]:
         "p50_s": one.p50_s,
         "p99_s": one.p99_s,
     }
+
+
+def _seen_as_json(seen: Seen) -> dict[str, Any]:
+    names = ("rows", "failed", "p50_s", "p99_s", "rows_per_s", "capacity")
+    return {name: getattr(seen, name) for name in names}

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from batching import Limits
-from batching.simulation import Arrival, Trace, simulate
+from batching.simulation import Arrival
 from broker import TrafficRow
-from configs import Settings
+from configs import ModelSettings, Settings
 from inference import Model, ModelSpec, free_gpu_memory
 from tuning import traffic as traffics
 from tuning.errors import TrafficError, TuningError
-from tuning.measuring import LONGEST_BATCH_S, Fit, Measured, fit, measure
-from tuning.replay import Worker, replay
+from tuning.measuring import LONGEST_BATCH_S, Measured, fit, measure
+from tuning.replay import Seen, Worker, limits_as_settings, replay
 from tuning.report import Predicted, Report
 from tuning.rows import Rows
-from tuning.search import Bounds, Candidate, Place, choose, frontier, grid, look
+from tuning.search import Bounds, Candidate, Place, Service, choose, frontier, grid, look, worthwhile_sizes
 from tuning.traffic import Traffic, TrafficFile
 
 #: Quantiles of the traffic's lengths that are measured, beside the longest row of all.
@@ -30,6 +30,14 @@ FULL_QUEUE_SHARE = 0.3
 #: Batches in it at least, and rows at most.
 FULL_QUEUE_BATCHES = 8
 FULL_QUEUE_ROWS = 10_000
+#: The rate at which queue and worker are measured alone is the traffic's, within these bounds, rows/s; for how long,
+#: seconds; and the rows of their full queues, in batches of one row and of `SERVICE_SIZE`.
+LEAST_RATE = 50.0
+MOST_RATE = 500.0
+SERVICE_S = 4.0
+SERVICE_ROWS_ALONE = 500
+SERVICE_ROWS = 5000
+SERVICE_SIZE = 64
 
 
 class Progress(Protocol):
@@ -68,27 +76,43 @@ def tune(task: Task, progress: Progress) -> Report:
     model = Model.load(replace(task.spec, warmup=False), task.device)
     rows = Rows(model, task.file.texts if task.file is not None else ())
     traffic = _traffic(task, model, rows)
-    longest_row = max(traffic.lengths[-1], (rows.limit if rows.have_length else None) or 1)
+    progress.stage("Measuring queue and worker without a model")
+    service = _service(task, traffic, rows)
     progress.stage("Measuring batches")
+    longest_row = max(traffic.lengths[-1], (rows.limit if rows.have_length else None) or 1)
     lengths = [*(traffic.quantile(share) for share in QUANTILES), longest_row]
     longest_s = min(LONGEST_BATCH_S, task.p99_s or LONGEST_BATCH_S)
     measured = measure(model, rows, lengths, task.seconds, progress.step, longest_s=longest_s)
     found = fit(measured.ran)
-    # The worker that tries the settings needs the device's memory, and rows need only the handler's encoding.
-    bounds = Bounds(
-        most_rows=_most_rows(task, measured, rows),
-        most_tokens=measured.most_padded_tokens if rows.have_length else task.present.max_batch_tokens,
-        longest_row=longest_row,
-        have_length=rows.have_length,
+    place = Place(found.cost, service, task.settings.workers.prefetch_batches, measured.aside_s)
+    bounds = _bounds(task, measured, rows, longest_row)
+    part = traffic.busiest(traffic.seconds, traffics.MOST_ROWS)
+    candidates, present = _searched(task, part, place, bounds, progress)
+    chosen, kept = choose(candidates, task.p99_s)
+    report = Report(
+        model=task.spec.name,
+        device=task.device,
+        traffic=part,
+        measured=measured,
+        fit=found,
+        service=service,
+        candidates=candidates,
+        frontier=frontier(candidates),
+        present=present,
+        present_limits=task.present,
+        chosen=chosen,
+        p99_s=task.p99_s,
+        kept=kept,
     )
-    report = _searched(task, traffic, measured, found, bounds, progress)
-    if task.replay_s > 0:
-        stretch = traffic.busiest(task.replay_s, MOST_REPLAYED)
-        texts = {arrival.tokens: rows.of(arrival.tokens).row for arrival in (*traffic.arrivals,)}
-        del model, rows
-        free_gpu_memory()
-        report = _tried(task, report, stretch, texts.__getitem__, progress)
-    return report
+    if task.replay_s <= 0:
+        return report
+    stretch = traffic.busiest(task.replay_s, MOST_REPLAYED)
+    texts = {tokens: rows.of(tokens).row for tokens in set(traffic.lengths)}
+    # The worker needs the device's memory.
+    del model, rows
+    free_gpu_memory()
+    progress.stage(f"Trying the settings with a worker, {stretch.seconds:.0f} s of traffic")
+    return _tried(task, report, place, stretch, texts.__getitem__)
 
 
 def _traffic(task: Task, model: Model, rows: Rows) -> Traffic:
@@ -108,73 +132,60 @@ def _traffic(task: Task, model: Model, rows: Rows) -> Traffic:
     return found
 
 
-def _most_rows(task: Task, measured: Measured, rows: Rows) -> int:
-    """Of a batch: no more than ran, and than the other settings allow."""
-    failed = measured.failed
-    most = measured.most_rows
-    if failed is not None and not rows.have_length:
-        most = min(most, failed.rows - 1)
-    depth = task.settings.broker.max_queue_depth
-    return min(most, depth) if depth else most
+def _service(task: Task, traffic: Traffic, rows: Rows) -> Service:
+    """Queue and worker with a model that takes no time, in batches of one row and of many."""
+    row = rows.of(traffic.quantile(0.5)).row
+    rate = max(LEAST_RATE, min(MOST_RATE, traffic.rate))
+    arrivals = traffics.made_up(rate, longest=1).busiest(SERVICE_S, MOST_REPLAYED).arrivals
+
+    def served(size: int, count: int, arrivals: Sequence[Arrival]) -> Seen:
+        limits = Limits(max_batch_size=size, max_batch_tokens=size, max_wait_s=0.0)
+        own = ModelSettings(handler="inference.handlers.echo:Echo", **limits_as_settings(limits))
+        full_queue = count * [Arrival(0.0, 1)]
+        return replay(task.settings, task.spec.name, own, task.worker, full_queue, arrivals, lambda _: row)
+
+    alone = served(1, SERVICE_ROWS_ALONE, arrivals)
+    together = served(SERVICE_SIZE, SERVICE_ROWS, ())
+    return Service.of(alone.capacity, together.capacity, SERVICE_SIZE, alone.latencies_s)
+
+
+def _bounds(task: Task, measured: Measured, rows: Rows, longest_row: int) -> Bounds:
+    most_rows = measured.most_rows
+    if task.settings.broker.max_queue_depth:
+        most_rows = min(most_rows, task.settings.broker.max_queue_depth)
+    # Where rows have no length, only their number counts; tokens stay as they are.
+    most_tokens = measured.most_padded_tokens if rows.have_length else task.present.max_batch_tokens
+    return Bounds(most_rows, most_tokens, longest_row)
 
 
 def _searched(
-    task: Task, traffic: Traffic, measured: Measured, found: Fit, bounds: Bounds, progress: Progress
-) -> Report:
-    part = traffic.busiest(traffic.seconds, traffics.MOST_ROWS)
-    place = Place(found.cost, task.settings.workers.prefetch_batches, measured.aside_s)
-    settings = grid(task.present, bounds)
-    progress.stage("Simulating settings", len(settings))
-    candidates = list(look(settings, part, place, progress.step))
-    present = _present(task.present, part, place)
-    if present is not None and _within(task.present, bounds):
-        candidates.append(present)
+    task: Task, traffic: Traffic, place: Place, bounds: Bounds, progress: Progress
+) -> tuple[list[Candidate], Candidate | None]:
+    """What keeps up with the traffic, and the present settings where they do."""
+    progress.stage("Simulating settings")
+    sizes = worthwhile_sizes(traffic, place, bounds)
+    candidates = list(look(grid(task.present, bounds, sizes), traffic, place, progress.step))
     if not candidates:
-        best = max(settings, key=lambda limits: place.capacity(part, limits))
+        most = max(place.capacity(traffic, Limits(size, bounds.tokens_of(size), 0.0)) for size in sizes)
         raise TuningError(
-            f"no setting keeps up with {part.rate:,.4g} rows/s: the most is {place.capacity(part, best):,.4g} rows/s "
-            f"(max_batch_size {best.max_batch_size}); add devices, or tune for a lower --rate"
+            f"no setting keeps up with {traffic.rate:,.4g} rows/s: the most is {most:,.4g} rows/s; "
+            "add devices, or tune for a lower --rate"
         )
-    chosen, kept = choose(candidates, task.p99_s)
-    return Report(
-        model=task.spec.name,
-        device=task.device,
-        traffic=part,
-        measured=measured,
-        fit=found,
-        candidates=candidates,
-        frontier=frontier(candidates),
-        present=present,
-        present_limits=task.present,
-        chosen=chosen,
-        p99_s=task.p99_s,
-        kept=kept,
-    )
+    present = next((one for one in candidates if one.limits == task.present), None)
+    if present is None and task.present.max_batch_tokens >= traffic.lengths[-1]:
+        # Out of bounds, so it is no choice, but still where one comes from.
+        present = next(look([task.present], traffic, place, progress.step), None)
+    return candidates, present
 
 
-def _present(limits: Limits, traffic: Traffic, place: Place) -> Candidate | None:
-    """The present settings; None when they refuse a row of the traffic, or do not keep up with it."""
-    if limits.max_batch_tokens < traffic.lengths[-1]:
-        return None
-    return next(look([limits], traffic, place, lambda done, steps: None), None)
-
-
-def _within(limits: Limits, bounds: Bounds) -> bool:
-    return limits.max_batch_size <= bounds.most_rows and limits.max_batch_tokens <= bounds.most_tokens
-
-
-def _tried(
-    task: Task, report: Report, stretch: Traffic, make_row: Callable[[int], object], progress: Progress
-) -> Report:
+def _tried(task: Task, report: Report, place: Place, stretch: Traffic, make_row: Callable[[int], object]) -> Report:
     limits = report.chosen.limits
-    place = Place(report.fit.cost, task.settings.workers.prefetch_batches, report.measured.aside_s)
-    outcome = simulate(Trace(stretch.arrivals), limits, place.cost, window=place.window(limits))
-    p50_s, p99_s = place.latencies_s(stretch, limits)
-    predicted = Predicted(p50_s, p99_s, outcome.rows_per_s, report.chosen.capacity)
-    progress.stage(f"Trying the settings with a worker, {stretch.seconds:.0f} s of traffic")
     full_queue = _full_queue(task, report)
-    seen = replay(task.settings, task.spec.name, limits, task.worker, full_queue, stretch.arrivals, make_row)
-    return replace(report, predicted=predicted, seen=seen)
+    own = task.settings.models[task.spec.name].model_copy(update=limits_as_settings(limits))
+    seen = replay(task.settings, task.spec.name, own, task.worker, full_queue, stretch.arrivals, make_row)
+    p50_s, p99_s = place.latencies_s(stretch, limits)
+    rows_per_s = len(stretch.arrivals) / (stretch.seconds + p50_s)
+    return replace(report, predicted=Predicted(p50_s, p99_s, rows_per_s, report.chosen.capacity), seen=seen)
 
 
 def _full_queue(task: Task, report: Report) -> list[Arrival]:

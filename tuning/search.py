@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,7 +13,7 @@ from tuning.errors import TuningError
 from tuning.traffic import Traffic
 
 #: Waits that are looked at, seconds.
-WAITS_S = (0.0, 0.002, 0.005, 0.01, 0.025, 0.05)
+WAITS_S = (0.0, 0.005, 0.01, 0.025, 0.05)
 #: With `adaptive_wait` the wait is a bound only, so fewer tell as much.
 ADAPTIVE_WAITS_S = (0.01, 0.05)
 #: `max_batch_tokens` of each size that are looked at: as much as its longest rows need, and these shares of it.
@@ -35,8 +36,6 @@ class Bounds:
     most_tokens: int
     #: A row of so many tokens must still be taken.
     longest_row: int
-    #: False for a model whose rows all cost the same: then `max_batch_tokens` says nothing.
-    have_length: bool = True
 
     def __post_init__(self) -> None:
         if self.most_tokens < self.longest_row:
@@ -44,6 +43,16 @@ class Bounds:
                 f"rows of {self.longest_row} tokens are to be served, and no batch of over {self.most_tokens} tokens "
                 "was seen to run: set the model's max_length to less, or give --seconds more"
             )
+
+    def tokens_of(self, size: int) -> int:
+        """Tokens that bound a batch of so many rows by nothing but what was seen to run."""
+        return max(self.longest_row, size, min(size * self.longest_row, self.most_tokens))
+
+    def hold(self, limits: Limits) -> bool:
+        """Whether settings keep to them; tokens that so many rows never have do not matter."""
+        tokens = min(limits.max_batch_tokens, limits.max_batch_size * self.longest_row)
+        taken = limits.max_batch_tokens >= self.longest_row
+        return taken and limits.max_batch_size <= self.most_rows and tokens <= self.most_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +66,87 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """What queue and worker take for a model that takes no time: of a full queue for each batch and each of its rows,
+    and a sample of latencies at the traffic's rate.
+    """
+
+    batch_s: float
+    row_s: float
+    latencies_s: Sequence[float]
+
+    @classmethod
+    def of(cls, alone: float, together: float, size: int, latencies_s: Sequence[float]) -> Service:
+        """From the rows/s of batches of one row, and of batches of `size`."""
+        row_s = max(0.0, (size / together - 1 / alone) / (size - 1))
+        return cls(max(0.0, 1 / alone - row_s), row_s, latencies_s)
+
+    def capacity(self, rows_per_batch: float) -> float:
+        """Rows/s in batches of so many rows."""
+        return rows_per_batch / (self.batch_s + self.row_s * rows_per_batch)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Where the settings are simulated: `aside_s` is what a job's time has beside the device's."""
+    """Where the settings are simulated. `aside_s` is a row's time in the model's steps beside the device."""
 
     cost: CostModel
+    service: Service
     prefetch_batches: int
     aside_s: float
 
-    def window(self, limits: Limits) -> int:
-        """Rows that a worker holds ahead of the device."""
-        return self.prefetch_batches * limits.max_batch_size
-
     def latencies_s(self, traffic: Traffic, limits: Limits) -> tuple[float, float]:
-        """p50 and p99 of the traffic's rows."""
-        outcome = simulate(Trace(traffic.arrivals), limits, self.cost, window=self.window(limits))
-        return outcome.latency_s(0.5) + self.aside_s, outcome.latency_s(0.99) + self.aside_s
+        """p50 and p99 of the traffic's rows: each with what the device and what the service does to it."""
+        outcome = simulate(Trace(traffic.arrivals), limits, self.cost, window=self._window(limits))
+        randoms = random.Random(_SEED)
+        latencies = sorted(row.latency_s + randoms.choice(self.service.latencies_s) for row in outcome.served)
+        return quantile(latencies, 0.5) + self.aside_s, quantile(latencies, 0.99) + self.aside_s
 
     def capacity(self, traffic: Traffic, limits: Limits) -> float:
-        """Rows/s of the traffic's lengths from a full queue."""
+        """Rows/s of the traffic's lengths from a full queue: the device's or the service's, whichever is less."""
         count = max(BACKLOG_ROWS, BACKLOG_BATCHES * limits.max_batch_size)
         rows = Trace(backlog(count, any_of(traffic.lengths), _SEED))
         # What is left in the end need not wait, and a wait tells nothing here.
         at_once = replace(limits, max_wait_s=0.0, adaptive_wait=False)
-        return simulate(rows, at_once, self.cost, window=self.window(limits)).rows_per_s
+        outcome = simulate(rows, at_once, self.cost, window=self._window(limits))
+        return min(outcome.rows_per_s, self.service.capacity(count / len(outcome.batches)))
+
+    def _window(self, limits: Limits) -> int:
+        """Rows that a worker holds ahead of the device."""
+        return self.prefetch_batches * limits.max_batch_size
 
 
-def grid(present: Limits, bounds: Bounds) -> list[Limits]:
-    """The settings to look at, without the present ones."""
-    sizes = {2**power for power in range(bounds.most_rows.bit_length())} | {present.max_batch_size}
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value that this share of all stays within."""
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))]
+
+
+def worthwhile_sizes(traffic: Traffic, place: Place, bounds: Bounds) -> list[int]:
+    """Numbers of rows, doubling for as long as that gains anything: beyond it, larger batches are no others."""
+    sizes: list[int] = []
+    best = 0.0
+    for size in (2**power for power in range(bounds.most_rows.bit_length())):
+        sizes.append(size)
+        capacity = place.capacity(traffic, Limits(size, bounds.tokens_of(size), 0.0))
+        if capacity <= (1 + ALIKE) * best:
+            break
+        best = capacity
+    return sizes
+
+
+def grid(present: Limits, bounds: Bounds, sizes: Sequence[int]) -> list[Limits]:
+    """The settings to look at, the present ones among them if they keep the bounds."""
     found: dict[Limits, None] = {}
-    for size in sorted(size for size in sizes if size <= bounds.most_rows):
+    for size in sizes:
         preferred = tuple(one for one in present.preferred_sizes if one <= size)
         waits = sorted({*WAITS_S, present.max_wait_s}) if size > 1 else [0.0]
         modes = [(wait_s, False) for wait_s in waits]
         modes += [(wait_s, True) for wait_s in ADAPTIVE_WAITS_S] if size > 1 else []
-        for tokens, (wait_s, adaptive) in product(_token_bounds(size, present, bounds), modes):
-            found[Limits(size, tokens, wait_s, preferred, adaptive)] = None
-    found.pop(present, None)
+        tokens = {max(bounds.longest_row, size, int(share * bounds.tokens_of(size))) for share in TOKEN_SHARES}
+        for most_tokens, (wait_s, adaptive) in product(sorted(tokens), modes):
+            found[Limits(size, most_tokens, wait_s, preferred, adaptive)] = None
+    if bounds.hold(present):
+        found[present] = None
     return list(found)
 
 
@@ -151,11 +204,3 @@ def _best_capacity(candidates: Sequence[Candidate]) -> float:
 def _asks(one: Candidate) -> tuple[float, ...]:
     limits = one.limits
     return limits.max_batch_size, limits.max_batch_tokens, limits.adaptive_wait, limits.max_wait_s
-
-
-def _token_bounds(size: int, present: Limits, bounds: Bounds) -> list[int]:
-    if not bounds.have_length:
-        return [max(present.max_batch_tokens, size)]
-    least = max(bounds.longest_row, size)
-    most = min(size * bounds.longest_row, bounds.most_tokens)
-    return sorted({max(least, int(share * most)) for share in TOKEN_SHARES})
