@@ -73,7 +73,6 @@ def tune(
             raise CommandError(f"{file}: there is no folder {file.absolute().parent}")
     _end_on_sigterm()
     # Nothing of this package may cost the other commands the time of loading these.
-    from inference import InferenceError
     from tuning.errors import TuningError
     from tuning.plot import draw
     from tuning.run import Task
@@ -103,7 +102,7 @@ def tune(
         )
         with _shown_progress() as progress:
             report = run(task, progress)
-    except (TuningError, InferenceError) as error:
+    except TuningError as error:
         raise CommandError(str(error)) from None
     draw(report, place)
     report = report.with_plot(place)

@@ -10,7 +10,7 @@ from batching import Limits
 from batching.simulation import Arrival
 from broker import TrafficRow
 from configs import ModelSettings, Settings
-from inference import Model, ModelSpec, free_gpu_memory
+from inference import Model, ModelLoadError, ModelSpec, free_gpu_memory
 from tuning import traffic as traffics
 from tuning.errors import TrafficError, TuningError
 from tuning.measuring import LONGEST_BATCH_S, Measured, fit, measure
@@ -70,10 +70,9 @@ class Task:
 
 
 def tune(task: Task, progress: Progress) -> Report:
-    """Raises `TuningError`, or `inference.ModelLoadError`."""
+    """Raises `TuningError`."""
     progress.stage(f"Loading {task.spec.name} on {task.device}")
-    # A warm-up runs the largest batch of the present settings; here the sizes come in order.
-    model = Model.load(replace(task.spec, warmup=False), task.device)
+    model = _loaded(task)
     rows = Rows(model, task.file.texts if task.file is not None else ())
     traffic = _traffic(task, model, rows)
     progress.stage("Measuring queue and worker without a model")
@@ -115,6 +114,14 @@ def tune(task: Task, progress: Progress) -> Report:
     return _tried(task, report, place, stretch, texts.__getitem__)
 
 
+def _loaded(task: Task) -> Model:
+    try:
+        # A warm-up runs the largest batch of the present settings; here the sizes come in order.
+        return Model.load(replace(task.spec, warmup=False), task.device)
+    except ModelLoadError as error:
+        raise TuningError(str(error)) from None
+
+
 def _traffic(task: Task, model: Model, rows: Rows) -> Traffic:
     if task.file is not None:
         found = task.file.traffic(model.encode)
@@ -136,7 +143,9 @@ def _service(task: Task, traffic: Traffic, rows: Rows) -> Service:
     """Queue and worker with a model that takes no time, in batches of one row and of many."""
     row = rows.of(traffic.quantile(0.5)).row
     rate = max(LEAST_RATE, min(MOST_RATE, traffic.rate))
-    arrivals = traffics.made_up(rate, longest=1).busiest(SERVICE_S, MOST_REPLAYED).arrivals
+    arrivals = (
+        traffics.made_up(rate, longest=1).busiest(min(SERVICE_S, task.replay_s or SERVICE_S), MOST_REPLAYED).arrivals
+    )
 
     def served(size: int, count: int, arrivals: Sequence[Arrival]) -> Seen:
         limits = Limits(max_batch_size=size, max_batch_tokens=size, max_wait_s=0.0)
