@@ -11,7 +11,7 @@ import yaml
 from batching import Limits
 from tuning.measuring import Fit, Measured
 from tuning.replay import Seen, limits_as_settings
-from tuning.search import Candidate, Service, quantile
+from tuning.search import MOST_ROWS, Candidate, Service, quantile
 from tuning.traffic import Traffic
 
 #: Most lines of the frontier that are printed.
@@ -138,7 +138,8 @@ class Report:
             mark = "  <- recommended" if one == self.chosen else ""
             mark += "  <- present" if one == self.present else ""
             lines.append(_line(one) + mark)
-        head = f"The best of {len(self.candidates)} settings that keep up, simulated (rows/s: from a full queue):"
+        head = f"The best of {len(self.candidates)} settings that keep up, simulated (rows/s: from a full queue"
+        head += f"; p50, p99: of the busiest {MOST_ROWS:,} rows):" if len(self.traffic.arrivals) > MOST_ROWS else "):"
         if self.present is None:
             lines.append(f"The present settings cannot serve this traffic: {words(self.present_limits)}")
         return "\n".join([head, "", *lines])

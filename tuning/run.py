@@ -85,13 +85,12 @@ def tune(task: Task, progress: Progress) -> Report:
     found = fit(measured.ran)
     place = Place(found.cost, service, task.settings.workers.prefetch_batches, measured.aside_s)
     bounds = _bounds(task, measured, rows, longest_row)
-    part = traffic.busiest(traffic.seconds, traffics.MOST_ROWS)
-    candidates, present = _searched(task, part, place, bounds, progress)
+    candidates, present = _searched(task, traffic, place, bounds, progress)
     chosen, kept = choose(candidates, task.p99_s)
     report = Report(
         model=task.spec.name,
         device=task.device,
-        traffic=part,
+        traffic=traffic,
         measured=measured,
         fit=found,
         service=service,

@@ -18,6 +18,8 @@ WAITS_S = (0.0, 0.005, 0.01, 0.025, 0.05)
 ADAPTIVE_WAITS_S = (0.01, 0.05)
 #: `max_batch_tokens` of each size that are looked at: as much as its longest rows need, and these shares of it.
 TOKEN_SHARES = (1.0, 0.25)
+#: Rows of the traffic that are simulated at most, where most of them come.
+MOST_ROWS = 2_000
 #: Rows of the full queue that tell the capacity, in batches and at least.
 BACKLOG_BATCHES = 8
 BACKLOG_ROWS = 1000
@@ -153,14 +155,15 @@ def grid(present: Limits, bounds: Bounds, sizes: Sequence[int]) -> list[Limits]:
 def look(
     settings: Sequence[Limits], traffic: Traffic, place: Place, told: Callable[[int, int], None]
 ) -> Iterator[Candidate]:
-    """Each setting that keeps up with the traffic, with what it comes to."""
+    """Each setting that keeps up with the traffic on the whole, with what it comes to in its busiest stretch."""
+    part = traffic.busiest(traffic.seconds, MOST_ROWS)
     capacities: dict[tuple[int, int], float] = {}
     for number, limits in enumerate(settings):
         bound = (limits.max_batch_size, limits.max_batch_tokens)
         if bound not in capacities:
             capacities[bound] = place.capacity(traffic, limits)
         if capacities[bound] > traffic.rate:
-            yield Candidate(limits, capacities[bound], *place.latencies_s(traffic, limits))
+            yield Candidate(limits, capacities[bound], *place.latencies_s(part, limits))
         told(number + 1, len(settings))
 
 

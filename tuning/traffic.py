@@ -14,8 +14,8 @@ from broker import TrafficRow
 from inference import Encoded, RowError
 from tuning.errors import TrafficError
 
-#: Rows of the traffic that is simulated; of a longer one the busiest stretch is taken.
-MOST_ROWS = 2_000
+#: Rows that are made up.
+ROWS = 2_000
 #: Lengths that are made up: as short texts have them, tokens.
 MEDIAN_TOKENS = 24
 SIGMA = 0.8
@@ -89,7 +89,7 @@ def made_up(rate: float, longest: int) -> Traffic:
     """Poisson arrivals with lengths as short texts have them, or all of one token."""
     lengths = lognormal(MEDIAN_TOKENS, SIGMA, longest)
     told = f"lengths around {MEDIAN_TOKENS} tokens, at most {longest}" if longest > 1 else "all of one length"
-    arrivals = poisson(rate, MOST_ROWS, lengths, _SEED)
+    arrivals = poisson(rate, ROWS, lengths, _SEED)
     return Traffic(_from_zero(arrivals), f"made up: {rate:,g} rows/s, independent of one another, {told}")
 
 

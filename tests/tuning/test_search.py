@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from batching import CostModel, Limits
+from batching.simulation import Arrival
 from tuning.search import Bounds, Candidate, Place, Service, choose, frontier, grid, look, worthwhile_sizes
-from tuning.traffic import made_up
+from tuning.traffic import Traffic, made_up
 
 COST = CostModel(overhead_s=0.01, token_s=0.0001)
 SERVICE = Service(batch_s=0.001, row_s=0.0001, latencies_s=[0.002, 0.003])
@@ -76,6 +77,13 @@ def test_what_cannot_keep_up_is_no_candidate() -> None:
     traffic = made_up(150.0, 128)
     settings = [Limits(1, 2048, 0.0), Limits(32, 2048, 0.0)]
     assert [one.limits for one in look(settings, traffic, PLACE, lambda *_: None)] == [settings[1]]
+
+
+def test_rows_that_come_all_at_once_are_a_wait_and_no_rate() -> None:
+    arrivals = [Arrival(0.0, 10)] * 3_000 + [Arrival(1_000.0, 10)]
+    [found] = look([Limits(8, 2048, 0.0)], Traffic(arrivals, "a burst"), PLACE, lambda *_: None)
+    assert found.capacity > 100
+    assert found.p99_s > 1.0
 
 
 def test_latency_holds_what_device_service_and_steps_take() -> None:
