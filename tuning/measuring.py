@@ -5,6 +5,7 @@ A batch that does not run as one, for want of memory as a rule, is a finding: no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ class Measured:
 
     @property
     def most_padded_tokens(self) -> int:
-        """Of the largest batch that ran. Everything smaller ran too, as far as it was tried."""
-        return max(batch.padded_tokens for batch in self.ran)
+        """Of the largest batch that ran, below the size that was not possible."""
+        beyond = self.failed.padded_tokens if self.failed is not None else math.inf
+        return max(batch.padded_tokens for batch in self.ran if batch.padded_tokens < beyond)
 
     @property
     def most_rows(self) -> int:
@@ -92,7 +94,7 @@ def measure(
 ) -> Measured:
     """Run batches of rows of these lengths for about `seconds`, until one takes `longest_s` or is not possible.
 
-    Raises `TuningError` when not even one row runs.
+    Raises `TuningError` when a row does not even run alone.
     """
     samples = list({sample.tokens: sample for sample in (rows.of(length) for length in lengths)}.values())
     plan = sorted(
@@ -102,20 +104,24 @@ def measure(
     aside_s = _aside_s(model, samples[len(samples) // 2])
     deadline = time.monotonic() + seconds
     batches: list[Tried] = []
+    ended = ""
     for number, (count, sample) in enumerate(plan):
         left_s = deadline - time.monotonic()
-        if batches and left_s <= _expected_s(batches[-1], count * sample.tokens):
-            return Measured(batches, f"--seconds {seconds:g} were over", aside_s)
+        if batches and not ended and left_s <= _expected_s(batches[-1], count * sample.tokens):
+            ended = f"--seconds {seconds:g} were over"
+        if ended and count > 1:
+            # Rows alone are run all the same: they have to be served.
+            continue
         batch = _run(model, sample, count, left_s / (len(plan) - number))
         batches.append(batch)
         told(number + 1, len(plan), str(batch))
         if batch.seconds is None:
-            if count == 1 and len(batches) == 1:
-                raise TuningError(f"model {model.spec.name}: a row of {batch.tokens} tokens fails: {batch.cause}")
-            return Measured(batches, "the next larger one was not possible", aside_s)
-        if batch.seconds > longest_s:
-            return Measured(batches, f"it took over {longest_s:g} s", aside_s)
-    return Measured(batches, "it is the largest that is tried", aside_s)
+            if count == 1:
+                raise TuningError(f"model {model.spec.name}: a row of {batch.tokens} tokens fails alone: {batch.cause}")
+            ended = "the next larger one was not possible"
+        elif batch.seconds > longest_s:
+            ended = ended or f"it took over {longest_s:g} s"
+    return Measured(batches, ended or "it is the largest that is tried", aside_s)
 
 
 def fit(batches: Sequence[Tried]) -> Fit:

@@ -14,6 +14,8 @@ from tuning.replay import Seen, limits_as_settings
 from tuning.search import MOST_ROWS, Candidate, Service, quantile
 from tuning.traffic import Traffic
 
+#: A measured p99 that is off by a greater share than this tells of something that the simulator does not know.
+FAR_OFF = 0.5
 #: Most lines of the frontier that are printed.
 MOST_LINES = 12
 
@@ -126,7 +128,7 @@ class Report:
         if measured.failed is not None:
             lines.append(f"{measured.failed}; what is recommended stays below")
         else:
-            last = measured.ran[-1]
+            last = max(measured.ran, key=lambda batch: batch.padded_tokens)
             lines.append(f"The largest batch: {last.rows} x {last.tokens} tokens; {measured.ended}")
         return "\n".join(lines)
 
@@ -167,6 +169,10 @@ class Report:
         ]
         if seen.failed:
             lines.append(f"WARNING: {seen.failed} rows FAILED; they count as ended")
+        if abs(seen.p99_s / predicted.p99_s - 1) > FAR_OFF:
+            lines.append(
+                "WARNING: far from what was predicted; if anything else ran on this machine, tune again without it"
+            )
         if self.p99_s is not None and seen.p99_s > self.p99_s:
             lines.append(f"MISSED: the measured p99 of {_ms(seen.p99_s)} is over the {_ms(self.p99_s)} asked for")
         elif self.p99_s is not None:

@@ -163,7 +163,7 @@ def _bounds(task: Task, measured: Measured, rows: Rows, longest_row: int) -> Bou
         most_rows = min(most_rows, task.settings.broker.max_queue_depth)
     # Where rows have no length, only their number counts; tokens stay as they are.
     most_tokens = measured.most_padded_tokens if rows.have_length else task.present.max_batch_tokens
-    return Bounds(most_rows, most_tokens, longest_row)
+    return Bounds(most_rows, max(most_tokens, longest_row), longest_row)
 
 
 def _searched(

@@ -70,6 +70,12 @@ def test_a_p99_that_was_missed_or_cannot_be_kept_is_said_plainly() -> None:
     assert "NO SETTING keeps a p99 of 10 ms" in report(p99_s=0.01, kept=False).as_text()
 
 
+def test_what_lies_far_from_what_was_predicted_is_said_plainly() -> None:
+    far = "WARNING: far from what was predicted"
+    assert far not in report().as_text()
+    assert far in report(seen=Seen([0.2], 0, 20.0, 1000.0)).as_text()
+
+
 def test_what_was_not_possible_and_what_failed_are_shown() -> None:
     assert "8 x 8 tokens: NOT POSSIBLE (OutOfMemoryError); what is recommended stays below" in report().as_text()
     assert "WARNING: 3 rows FAILED" in report(seen=Seen([0.02], 3, 20.0, 1000.0)).as_text()
