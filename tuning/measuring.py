@@ -20,8 +20,8 @@ from tuning.rows import Rows, Sample
 MOST_ROWS = 1024
 #: A batch that takes longer serves nobody; nothing larger is tried, seconds.
 LONGEST_BATCH_S = 2.0
-#: Times that each size is run, at most.
-REPETITIONS = 5
+#: Times that each size is run, at most; the first does not count.
+REPETITIONS = 6
 #: A fit that is off by more than this share on average says little.
 POOR_FIT = 0.2
 
@@ -146,17 +146,17 @@ def fit(batches: Sequence[Tried]) -> Fit:
 
 
 def _run(model: Model, sample: Sample, count: int, allowance_s: float) -> Tried:
-    """Run a batch several times, for about `allowance_s` in all, but once at least."""
+    """Run a batch several times, for about `allowance_s` in all, but twice at least."""
     encoded = [sample.encoded] * count
     times: list[float] = []
     begin = time.monotonic()
-    while len(times) < REPETITIONS and (not times or time.monotonic() - begin + times[-1] < allowance_s):
+    while len(times) < REPETITIONS and (len(times) < 2 or time.monotonic() - begin + times[-1] < allowance_s):
         seconds, cause = _timed(model, encoded)
         if cause is not None:
             return Tried(count, sample.tokens, None, cause)
         times.append(seconds)
     # The first run of a size may have chosen kernels and taken memory.
-    return Tried(count, sample.tokens, median_low(times[1:] or times))
+    return Tried(count, sample.tokens, median_low(times[1:]))
 
 
 def _timed(model: Model, encoded: Sequence[Encoded]) -> tuple[float, str | None]:

@@ -162,7 +162,7 @@ def _bounds(task: Task, measured: Measured, rows: Rows, longest_row: int) -> Bou
     if task.settings.broker.max_queue_depth:
         most_rows = min(most_rows, task.settings.broker.max_queue_depth)
     # Where rows have no length, only their number counts; tokens stay as they are.
-    most_tokens = measured.most_padded_tokens if rows.have_length else task.present.max_batch_tokens
+    most_tokens = measured.most_padded_tokens if rows.have_length else max(task.present.max_batch_tokens, most_rows)
     return Bounds(most_rows, max(most_tokens, longest_row), longest_row)
 
 

@@ -139,8 +139,7 @@ def grid(present: Limits, bounds: Bounds, sizes: Sequence[int]) -> list[Limits]:
         waits = sorted({*WAITS_S, present.max_wait_s}) if size > 1 else [0.0]
         modes = [(wait_s, False) for wait_s in waits]
         modes += [(wait_s, True) for wait_s in ADAPTIVE_WAITS_S] if size > 1 else []
-        tokens = {max(bounds.longest_row, size, int(share * bounds.tokens_of(size))) for share in TOKEN_SHARES}
-        for most_tokens, (wait_s, adaptive) in product(sorted(tokens), modes):
+        for most_tokens, (wait_s, adaptive) in product(_token_bounds(size, present, bounds), modes):
             found[Limits(size, most_tokens, wait_s, preferred, adaptive)] = None
     if bounds.hold(present):
         found[present] = None
@@ -202,3 +201,12 @@ def _best_capacity(candidates: Sequence[Candidate]) -> float:
 def _asks(one: Candidate) -> tuple[float, ...]:
     limits = one.limits
     return limits.max_batch_size, limits.max_batch_tokens, limits.adaptive_wait, limits.max_wait_s
+
+
+def _token_bounds(size: int, present: Limits, bounds: Bounds) -> list[int]:
+    most = bounds.tokens_of(size)
+    tokens = {max(bounds.longest_row, size, int(share * most)) for share in TOKEN_SHARES}
+    if size * bounds.longest_row <= present.max_batch_tokens <= bounds.most_tokens:
+        # Where they bind nothing, what stands there may stay.
+        tokens = tokens - {most} | {present.max_batch_tokens}
+    return sorted(tokens)

@@ -99,7 +99,7 @@ def test_want_of_memory_is_a_finding_and_nothing_as_large_is_tried(raises: str, 
 
 
 def test_a_row_that_fails_alone_is_an_error() -> None:
-    with pytest.raises(TuningError, match="model mine: a row of 8 tokens fails alone: OutOfMemoryError: CUDA out of memory"):
+    with pytest.raises(TuningError, match="a row of 8 tokens fails alone: OutOfMemoryError: CUDA out of memory"):
         measured(hungry(4), [8])
 
 

@@ -66,6 +66,12 @@ def test_the_present_settings_are_looked_at_when_they_keep_the_bounds() -> None:
     assert PRESENT in grid(PRESENT, Bounds(64, 4096, 128), [1])
 
 
+def test_tokens_that_bind_nothing_stay_as_they_are() -> None:
+    present = Limits(64, 8192, 0.0)
+    settings = grid(present, Bounds(most_rows=256, most_tokens=8192, longest_row=1), [1, 256])
+    assert {limits.max_batch_tokens for limits in settings} == {8192}
+
+
 def test_sizes_double_only_while_that_gains_something() -> None:
     traffic = made_up(20.0, 128)
     long_rows = Place(CostModel(0.0001, 0.001), SERVICE, 2, 0.0)
