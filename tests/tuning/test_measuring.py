@@ -58,8 +58,8 @@ def hungry(memory: int, raises: str = "torch") -> Model:
     return load("tests.workers.handlers:Hungry", options={"memory": memory, "raises": raises})
 
 
-def measured(model: Model, lengths: Sequence[int], seconds: float = 30.0) -> Measured:
-    return measure(model, Rows(model), lengths, seconds, lambda *_: None)
+def measured(model: Model, lengths: Sequence[int]) -> Measured:
+    return measure(model, Rows(model), lengths, 60.0, lambda *_: None, longest_s=60.0)
 
 
 @pytest.mark.parametrize("over_length", ["truncate", "refuse"])
@@ -112,7 +112,8 @@ def test_rows_alone_are_run_when_the_time_is_over_or_a_batch_took_too_long() -> 
 
 
 def test_the_time_is_bounded_and_the_smallest_come_first() -> None:
-    found = measured(hungry(10**9), [100, 400], seconds=0.2)
+    model = hungry(10**9)
+    found = measure(model, Rows(model), [100, 400], 0.2, lambda *_: None, longest_s=60.0)
     sizes = [batch.padded_tokens for batch in found.ran]
     assert sizes == sorted(sizes)
     assert 2 < len(sizes) < 22
