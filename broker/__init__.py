@@ -14,6 +14,7 @@ from broker.errors import (
 from broker.jobs import JobFailure, JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo, queue_name
 from broker.leases import Delayed, FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.sync import Broker
+from broker.traffic import TrafficRow
 
 __all__ = [
     "AsyncBroker",
@@ -41,6 +42,7 @@ __all__ = [
     "Settlement",
     "Start",
     "StartAnswer",
+    "TrafficRow",
     "UnsupportedServer",
     "WorkerInfo",
     "queue_name",

@@ -38,6 +38,8 @@ class QueueKeys:
     delayed_messages: str
     #: list: dead letters, JSON objects.
     dead: str
+    #: list with TTL: rows that came lately, the newest first, `enqueued ms:tokens:level:rows that it stands for`.
+    traffic: str
     #: prefix of the hashes of held messages; a session completes it.
     held_prefix: str
     #: prefixes of the owners' lists of messages, each as long as it holds any (left in, right out); an owner completes
@@ -87,6 +89,7 @@ class Keys:
             delayed=f"{own}delayed:{name}",
             delayed_messages=f"{own}delayed-messages:{name}",
             dead=f"{own}dead:{name}",
+            traffic=f"{own}traffic:{name}",
             held_prefix=f"{own}held:{name}:",
             owned_prefixes=tuple(f"{own}owned:{name}:{step}:" for step in PRIORITY_STEPS),
             owned_depths=f"{own}owned-depths:{name}",

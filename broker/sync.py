@@ -22,6 +22,7 @@ from broker.jobs import WorkerInfo
 from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys, QueueKeys
 from broker.leases import Delayed, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
+from broker.traffic import MAX_NOTED, MAX_ROWS, TTL_S, TrafficRow
 
 #: Most messages one reclaim or due call moves: a script must not hold the server for long.
 MAX_MOVED = 1000
@@ -217,6 +218,22 @@ class Broker:
         """Broadcast Celery task events to whoever listens now: Flower, `celery events`."""
         with translated(self._client):
             self._client.publish(self._events_channel, events.encode(task_events, hostname))
+
+    def note_traffic(self, queue: str, rows: Sequence[TrafficRow]) -> None:
+        """Remember rows that came, at most `MAX_NOTED`, the oldest first; of all, the last `MAX_ROWS` are kept."""
+        assert 0 < len(rows) <= MAX_NOTED
+        key = self._keys(queue).traffic
+        with translated(self._client), self._client.pipeline(transaction=True) as pipe:
+            pipe.lpush(key, *[row.encode() for row in rows])
+            pipe.ltrim(key, 0, MAX_ROWS - 1)
+            pipe.expire(key, TTL_S)
+            pipe.execute()
+
+    def traffic(self, queue: str) -> list[TrafficRow]:
+        """The rows that are remembered of a queue, in the order in which they were enqueued."""
+        with translated(self._client):
+            texts = cast("list[bytes]", self._client.lrange(self._keys(queue).traffic, 0, -1))
+        return sorted((TrafficRow.decode(text) for text in texts), key=lambda row: row.enqueued_ms)
 
     def withdraw(self) -> None:
         """Take the announcement back: this worker serves no more."""

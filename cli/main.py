@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.errors import BrokerError
-from cli import bench, config, dead, services
+from cli import bench, config, dead, services, tune
 from cli.loading import CONFIG_VARIABLE
 from cli.parent import end_with_parent
 from cli.problems import CommandError
@@ -30,6 +30,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.add_typer(dead.app, name="dead")
 services.register(app)
+tune.register(app)
 
 
 def _print_version(wanted: bool) -> None:

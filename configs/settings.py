@@ -156,6 +156,10 @@ class ModelSettings(_Section):
     max_batch_tokens: Annotated[int, Field(ge=1)] = 8192
     #: Counted from when a job was enqueued.
     max_wait_ms: Annotated[float, Field(ge=0)] = 10.0
+    #: Numbers of rows that the device runs best, ascending: a batch that need not wait is cut to one of these.
+    preferred_batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    #: Wait, within `max_wait_ms`, only while another row is likely to come soon enough to be worth it.
+    adaptive_wait: bool = False
     max_length: Annotated[int, Field(ge=1)] | None = None
     over_length: Literal["truncate", "refuse"] = "truncate"
     warmup: bool = True
@@ -182,6 +186,11 @@ class ModelSettings(_Section):
             raise ValueError(
                 "max_batch_tokens is below max_batch_size: no batch could ever be full, each would wait for max_wait_ms"
             )
+        sizes = self.preferred_batch_sizes
+        if sizes != sorted(set(sizes)):
+            raise ValueError("preferred_batch_sizes must ascend, and name no size twice")
+        if sizes and sizes[-1] > self.max_batch_size:
+            raise ValueError("preferred_batch_sizes names a size over max_batch_size: no batch could hold so many rows")
         return self
 
 

@@ -2,7 +2,7 @@
 
 from inference.errors import InferenceError, InvalidInput, ModelLoadError, WrongOutputCount
 from inference.handler import Encoded, Handler, ModelSpec, RowError
-from inference.model import Collated, Inferred, Model, gpu_memory_bytes
+from inference.model import Collated, Inferred, Model, free_gpu_memory, gpu_memory_bytes
 
 __all__ = [
     "Collated",
@@ -16,5 +16,6 @@ __all__ = [
     "ModelSpec",
     "RowError",
     "WrongOutputCount",
+    "free_gpu_memory",
     "gpu_memory_bytes",
 ]

@@ -7,6 +7,7 @@ Whatever a handler raises is the row's failure, `SystemExit` too: none of these 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import sys
@@ -51,6 +52,8 @@ class Inferred:
     """A batch that has run; more than one part when it had to be split."""
 
     parts: tuple[_Part, ...]
+    #: Class name of the error that made it be split; None for a batch that ran as one.
+    split_by: str | None = None
 
 
 class Model:
@@ -140,10 +143,18 @@ class Model:
 
         `collated` is what `collate` returned for it; the batch is collated here without.
         """
+        causes: list[str] = []
         with self._running():
-            return Inferred(tuple(self._infer_parts(batch, collated)))
+            parts = tuple(self._infer_parts(batch, causes, collated))
+        return Inferred(parts, causes[0] if len(parts) > 1 else None)
 
-    def _infer_parts(self, batch: Sequence[Encoded], collated: Collated | None = None) -> list[_Part]:
+    def example(self) -> object:
+        """A row to try the model with; None when its handler names none."""
+        return self._handler.example()
+
+    def _infer_parts(
+        self, batch: Sequence[Encoded], causes: list[str], collated: Collated | None = None
+    ) -> list[_Part]:
         try:
             return [_Part(len(batch), self._infer_whole(batch, collated))]
         except BaseException as error:
@@ -154,8 +165,9 @@ class Model:
                 "A batch failed; trying its halves.",
                 extra={"model": self.spec.name, "rows": len(batch), "cause": type(error).__name__},
             )
+            causes.append(type(error).__name__)
         middle = len(batch) // 2
-        return self._infer_parts(batch[:middle]) + self._infer_parts(batch[middle:])
+        return self._infer_parts(batch[:middle], causes) + self._infer_parts(batch[middle:], causes)
 
     def _infer_whole(self, batch: Sequence[Encoded], collated: Collated | None) -> object:
         if collated is None:
@@ -187,7 +199,7 @@ class Model:
 
     def _warm_up(self) -> None:
         """Run the smallest and the largest batch once, so that no caller pays for lazy initialisation."""
-        example = self._handler.example()
+        example = self.example()
         if example is None:
             return
         for rows in (1, self.spec.max_batch_size):
@@ -205,6 +217,14 @@ def gpu_memory_bytes() -> int | None:
         return None
     allocated: int = torch.cuda.memory_allocated()
     return allocated
+
+
+def free_gpu_memory() -> None:
+    """Give the device back what no tensor uses any more; models that nobody refers to are gone then."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _make_handler(spec: ModelSpec) -> Handler:

@@ -21,7 +21,8 @@ ARROWS: dict[str, set[str]] = {
     "api": {"broker", "configs", "telemetry"},
     "workers": {"batching", "broker", "configs", "inference", "telemetry"},
     "benchmarks": {"broker", "cli", "configs", "inference"},
-    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "workers"},
+    "tuning": {"batching", "broker", "configs", "inference"},
+    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "tuning", "workers"},
 }
 
 #: Room -> what importing it must not pull in, directly or through others.
@@ -32,8 +33,9 @@ ABSENT: dict[str, set[str]] = {
     "inference": {"torch", "celery", "redis", "transformers"},
     "telemetry": {"torch", "celery", "redis"},
     "api.app": {"torch", "celery", "kombu", "transformers"},
-    "cli.main": {"torch", "transformers"},
+    "cli.main": {"torch", "transformers", "matplotlib"},
     "workers.device": {"torch", "transformers"},
+    "tuning.run": {"torch", "celery", "matplotlib"},
 }
 
 

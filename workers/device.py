@@ -17,7 +17,7 @@ from workers.outbox import outbox_list
 def main(settings: Settings, device: str, index: int) -> int:
     """Serve all models of `settings` on `device` until told to stop. `index` counts this machine's worker processes."""
     process.prepare(settings, "worker")
-    _limit_threads(settings, device)
+    limit_threads(settings, device)
     outbox = outbox_list(settings.broker.key_prefix)
     return process.run(
         settings,
@@ -33,8 +33,8 @@ def main(settings: Settings, device: str, index: int) -> int:
     )
 
 
-def _limit_threads(settings: Settings, device: str) -> None:
-    """Before torch is imported: its allocator reads the environment once."""
+def limit_threads(settings: Settings, device: str) -> None:
+    """What torch reads from the environment, once: before it is imported."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if settings.workers.cpu_threads is not None and device == "cpu":
         os.environ["OMP_NUM_THREADS"] = str(settings.workers.cpu_threads)

@@ -253,6 +253,8 @@ class Feeder:
                 ended.append(finished(job, self.lane.served, now_wall))
         self._rows_per_message += 0.2 * (max(1.0, len(rows) / len(jobs)) - self._rows_per_message)
         self.lane.add(jobs, rows, now)
+        if self.lane.kind.notes_traffic:
+            self.lane.traffic.add(rows)
         return ended
 
 

@@ -55,6 +55,7 @@ class CallbackLoader:
             # It waits for the broker for as long as that is away; each call is bounded by its socket's timeout.
             step_timeout_s=math.inf,
             buries_failures=True,
+            notes_traffic=False,
         )
         return cls(app, kind, ModelInfo(CALLBACKS, "1", None, "none", "loading"))
 

@@ -56,7 +56,6 @@ class Job:
     #: The times above as readers and logs see them; None for a job that did not run.
     timings: dict[str, float | int] | None = None
 
-
     @property
     def flow(self) -> str | None:
         """Whose rows these are, where more than one row may be theirs: a flood must not hold others up."""

@@ -1,4 +1,5 @@
-"""The threads that keep a worker's promises: renew, reclaim, drop what is over, bring what is due, announce.
+"""The threads that keep a worker's promises: renew, reclaim, drop what is over, bring what is due, note what came,
+announce.
 
 Renewals have a thread of their own: no other duty may hold them up while the broker is silent.
 """
@@ -26,6 +27,8 @@ ANNOUNCE_EVERY_S = 2.0
 DROP_EVERY_S = 0.05
 #: Seconds between looks for expired leases and frozen steps.
 SWEEP_EVERY_S = 1.0
+#: Seconds between notes of the rows that came.
+NOTE_EVERY_S = 5.0
 #: Seconds between looks for delayed messages whose time has come.
 DUE_EVERY_S = 0.25
 
@@ -59,6 +62,7 @@ class Keeper:
             _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
             # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
             _Duty("look for forgotten leases", 2 * broker.read_timeout_s, self._release_forgotten),
+            _Duty("note the traffic", NOTE_EVERY_S, self._note_traffic),
             _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
         )
 
@@ -154,6 +158,10 @@ class Keeper:
             if count := feeder.lane.release_forgotten():
                 log.warning("Gave back messages whose lease was lost on the way.", extra={"count": count})
                 feeder.look()
+
+    def _note_traffic(self) -> None:
+        for lane in self._lanes():
+            lane.note_traffic()
 
     def _lanes(self) -> list[Lane]:
         return [feeder.lane for feeder in self._feeders()]

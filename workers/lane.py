@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from batching import Batcher, Limits, Row
-from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease
+from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, TrafficRow
 from broker.dead import DeadLetter
+from broker.keys import PRIORITY_STEPS
 from broker.message import Message, decode
 from inference import Encoded
 from workers.executor import Executor
 from workers.jobs import Burial, Ending, Job, Served, buried, dropped
+from workers.traffic import TrafficSample
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,8 @@ class LaneKind:
     step_timeout_s: float
     #: Failed jobs go to the dead letters too: nobody waits for their results.
     buries_failures: bool = False
+    #: What comes is noted on the broker, for `sheaf tune`.
+    notes_traffic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Lane:
         #: None for a message that has not been read yet, or cannot be.
         self.held: dict[bytes, Job | None] = {}
         self.batcher: Batcher[RowRef] = Batcher(kind.limits)
+        self.traffic: TrafficSample[Row[RowRef]] = TrafficSample()
         #: Set when there may be something for the feeder to do: rows have left, a list holds messages.
         self.feed = threading.Event()
         #: Set when leases have ended.
@@ -107,6 +112,17 @@ class Lane:
             for row in rows:
                 self.batcher.add(row, now)
             self._lock.notify_all()
+
+    def note_traffic(self) -> None:
+        """Tell the broker what came since the last time."""
+        since_epoch_s = time.time() - time.monotonic()
+
+        def noted(row: Row[RowRef], stands_for: int) -> TrafficRow:
+            level = PRIORITY_STEPS.index(row.payload.job.lease.step)
+            return TrafficRow(int((row.enqueued_at + since_epoch_s) * 1e3), row.tokens, level, stands_for)
+
+        if rows := self.traffic.take(noted):
+            self._broker.note_traffic(self.queue, rows)
 
     def claim(self, rows: Sequence[RowRef], now_wall: float) -> Claim:
         """For the device, before these rows run. Which of them may run then is told by `runs`."""

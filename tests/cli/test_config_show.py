@@ -45,7 +45,9 @@ def test_wrong_settings_are_told_line_by_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["up", "api", "worker", "flower", "broker", "config", "bench", "dead", "version"])
+@pytest.mark.parametrize(
+    "command", ["up", "api", "worker", "flower", "broker", "config", "bench", "dead", "tune", "version"]
+)
 def test_help_names_every_command_and_each_has_help_of_its_own(tmp_path: Path, command: str) -> None:
     assert f" {command} " in run_sheaf("--help", folder=tmp_path).stdout
     own = run_sheaf(command, "--help", folder=tmp_path)

@@ -52,6 +52,14 @@ def test_rows_come_out_in_their_order() -> None:
     assert run(model(), [1, 2, 3]) == [2, 4, 6]
 
 
+def test_a_batch_that_was_split_says_what_split_it() -> None:
+    loaded = model()
+    encoded = [row for row in loaded.encode([1, 2, 13, 4]) if isinstance(row, Encoded)]
+    assert loaded.infer(encoded).split_by == "ZeroDivisionError"
+    assert loaded.infer(encoded[:2]).split_by is None
+    assert loaded.infer(encoded[2:3]).split_by is None
+
+
 @pytest.mark.parametrize("position", range(8))
 def test_a_row_that_makes_its_batch_raise_fails_alone(position: int) -> None:
     rows = [1] * 8

@@ -120,6 +120,28 @@ class Wild(Sleeper):
         return [special.get(row, row) for row in raw]
 
 
+class Hungry(Sleeper):
+    """Counts words; has memory for so many padded tokens as the option `memory` says, and takes its time for each."""
+
+    def load(self, spec: ModelSpec, device: str, dtype: object) -> None:
+        self._memory = int(str(spec.options["memory"]))
+        self._raises = str(spec.options.get("raises", "torch"))
+
+    def preprocess(self, rows: Sequence[object]) -> list[Encoded]:
+        return [Encoded(row, tokens=len(str(row).split())) for row in rows]
+
+    def infer(self, batch: Sequence[Encoded]) -> object:
+        padded = len(batch) * max(row.tokens for row in batch)
+        if padded > self._memory:
+            if self._raises == "torch":
+                import torch
+
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            raise MemoryError
+        time.sleep(0.002 + 0.000_01 * padded)
+        return [row.tokens for row in batch]
+
+
 class Unpicklable(Exception):
     """What it holds can be neither pickled nor written as JSON."""
 

@@ -108,7 +108,9 @@ def test_texts_of_like_length_run_together(worker: RunningWorker, celery_client:
             for number, text in enumerate(texts):
                 pipe.lpush("infer.padded", template.replace(b"the-id", b"job-%d" % number).replace(b"$", text.encode()))
             pipe.execute()
-    answers = [AsyncResult(f"job-{number}", app=celery_client).get(timeout=60) for number in range(len(texts))]
+    answers: list[list[int]] = [
+        AsyncResult(f"job-{number}", app=celery_client).get(timeout=60) for number in range(len(texts))
+    ]
     computed = sum(padded / rows for rows, padded in answers)
     assert computed < 1.5 * sum(map(len, texts)), "most of what was computed was padding"
     assert worker.metric("sheaf_batches_total", model="padded", closed_by="full") > 0
