@@ -31,8 +31,7 @@ IDLE_LOOK_S = 1.0
 #: How long a waiter blocks on its list; longer than the feeder sleeps, so that no moment is left unwatched.
 WAIT_S = 1.5 * IDLE_LOOK_S
 
-_LEVELS = {step: level for level, step in enumerate(PRIORITY_STEPS)}
-assert len(_LEVELS) == LEVELS
+assert len(PRIORITY_STEPS) == LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,7 @@ class Feeder:
 
         Small change is not worth a round trip while the device has work.
         """
-        batcher = self.lane.batcher
-        rooms = [self._depth_rows - batcher.rows_at(level) for level in range(len(PRIORITY_STEPS))]
+        rooms = [self._depth_rows - self.lane.ahead(level) for level in range(len(PRIORITY_STEPS))]
         return [
             math.ceil(room / self._rows_per_message) if room >= self._limits.max_batch_size else 0 for room in rooms
         ]
@@ -233,7 +231,7 @@ class Feeder:
         longest = self._limits.max_batch_tokens
         for job in jobs:
             job.encode_s = now - begin
-            level, flow = _LEVELS[job.lease.step], job.flow
+            level, flow = job.level, job.flow
             expires_at = job.message.expires_at
             deadline = None if expires_at is None else now + expires_at - now_wall
             for index in range(len(job.inputs)):
@@ -246,6 +244,7 @@ class Feeder:
                 else:
                     job.tokens = max(job.tokens, row.tokens)
                     rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, level, flow, deadline))
+            job.rows_waiting = job.rows_left
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:

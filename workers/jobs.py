@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from broker import BadMessage, FollowUp, JobStatus, Lease, Settlement
+from broker.keys import PRIORITY_STEPS
 from broker.message import Message
 from broker.results import (
     FAILURE,
@@ -25,6 +26,8 @@ from broker.results import (
 )
 from inference import RowError
 from workers.outbox import Canvas
+
+LEVEL_OF_STEP = {step: level for level, step in enumerate(PRIORITY_STEPS)}
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +48,8 @@ class Job:
     dropped: bool = False
     outputs: list[object | RowError] = field(default_factory=list)
     rows_left: int = 0
+    #: Rows that the device has not taken yet.
+    rows_waiting: int = 0
     #: Longest row, tokens.
     tokens: int = 0
     encode_s: float = 0.0
@@ -55,6 +60,11 @@ class Job:
     batch_size: int = 0
     #: The times above as readers and logs see them; None for a job that did not run.
     timings: dict[str, float | int] | None = None
+
+    @property
+    def level(self) -> int:
+        """Its priority as the batcher counts: 0 is served first."""
+        return LEVEL_OF_STEP[self.lease.step]
 
     @property
     def flow(self) -> str | None:

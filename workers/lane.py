@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from batching import Batcher, Limits, Row
+from batching import LEVELS, Batcher, Limits, Row
 from broker import BadMessage, Broker, BrokerUnavailable, FollowUp, JobStatus, Lease, TrafficRow
 from broker.dead import DeadLetter
 from broker.keys import PRIORITY_STEPS
@@ -91,6 +91,9 @@ class Lane:
         self.feed = threading.Event()
         #: Set when leases have ended.
         self.fewer = threading.Event()
+        #: By priority. A job counts no more than a quarter of a batch: others' must be leased beside a long one.
+        self._ahead = [0] * LEVELS
+        self._most_of_one = max(1, kind.limits.max_batch_size // 4)
         self._broker = broker
         self._lock = lock
         self._is_revoked = is_revoked
@@ -109,9 +112,23 @@ class Lane:
         with self._lock:
             for job in jobs:
                 self.held[job.lease.tag] = job
+                self._ahead[job.level] += min(job.rows_waiting, self._most_of_one)
             for row in rows:
                 self.batcher.add(row, now)
             self._lock.notify_all()
+
+    def ahead(self, level: int) -> int:
+        """Rows of this priority that wait for the device, for whoever leases more; of a long job not all count."""
+        return self._ahead[level]
+
+    def taken(self, rows: Sequence[RowRef]) -> None:
+        """The device takes these rows. Called with the lanes' lock held."""
+        for row in rows:
+            job = row.job
+            job.rows_waiting -= 1
+            if job.rows_waiting < self._most_of_one:
+                self._ahead[job.level] -= 1
+        self.feed.set()
 
     def note_traffic(self) -> None:
         """Tell the broker what came since the last time."""
@@ -158,6 +175,9 @@ class Lane:
                     endings.append(ending)
             if endings:
                 self.batcher.remove(lambda row: row.job.dropped)
+                for ending in endings:
+                    self._ahead[ending.job.level] -= min(ending.job.rows_waiting, self._most_of_one)
+                    ending.job.rows_waiting = 0
                 self.feed.set()
         return endings
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batching import Batch, CloseReason, Scheduler
+from batching import CloseReason, Scheduler
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
 from workers.backoff import persist
 from workers.handover import Endings, Handover
@@ -82,14 +82,12 @@ class Stager:
         """The batch that is due, ready to run; None when none is due, or none of its jobs may run any more."""
         with self._lock:
             due = self._scheduler.due(time.monotonic())
-        if due is None:
-            return None
-        lane = self._lanes[id(due[0])]
-        lane.feed.set()
-        return self._made_ready(lane, due[1])
-
-    def _made_ready(self, lane: Lane, batch: Batch[RowRef]) -> Staged | None:
-        rows = self._may_run(lane, [row.payload for row in batch.rows])
+            if due is None:
+                return None
+            lane, batch = self._lanes[id(due[0])], due[1]
+            taken = [row.payload for row in batch.rows]
+            lane.taken(taken)
+        rows = self._may_run(lane, taken)
         if not rows:
             return None
         encoded = [row.encoded for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -43,6 +44,15 @@ def started(url: str, results: Sequence[AsyncResult[Any]]) -> list[float]:
     return [json.loads(text)["sheaf"]["started_at"] for text in stored if text is not None]
 
 
+def ended(url: str, result: AsyncResult[Any]) -> float:
+    """When it ended, Unix seconds."""
+    result.get(timeout=60)
+    with redis.Redis.from_url(url) as client:
+        stored = client.get(f"celery-task-meta-{result.id}")
+    finished: str = json.loads(stored or "{}")["date_done"]
+    return datetime.fromisoformat(finished).timestamp()
+
+
 def test_a_high_call_overtakes_low_ones_that_the_worker_holds_already(
     worker: RunningWorker, celery_client: Celery, valkey_url: str
 ) -> None:
@@ -67,14 +77,12 @@ def test_low_calls_get_their_share_while_high_ones_never_end(
 def test_a_call_of_many_rows_spans_batches_and_lets_others_in_between(
     worker: RunningWorker, celery_client: Celery, valkey_url: str
 ) -> None:
-    rows = [0.02] * 60
+    rows = [0.02] * 100
     many = celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue="infer.four")
-    wait_until(lambda: worker.metric("sheaf_batch_size_count", model="four") > 0, description="its first batch has run")
-    single = send(celery_client, "four", 0.02)
-    assert single.get(timeout=60) == 0.02
-    assert not many.ready()
-    assert many.get(timeout=60) == [{"output": 0.02}] * 60
-    assert worker.metric("sheaf_batch_size_sum", model="four") == 61
+    singles = [send(celery_client, "four", 0.02) for _ in range(8)]
+    assert max(started(valkey_url, singles)) + 0.2 < ended(valkey_url, many), "they waited for all of its rows"
+    assert many.get(timeout=60) == [{"output": 0.02}] * 100
+    assert worker.metric("sheaf_batch_size_sum", model="four") == 108
 
 
 def test_one_models_flood_does_not_hold_up_anothers_trickle(
