@@ -98,6 +98,40 @@ async def test_leases_of_one_message_take_turns(front: AsyncBroker, client: redi
     drained(broker, 100)
 
 
+async def test_an_owner_has_turns_from_when_nothing_of_theirs_is_in_celerys_list(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    await submit(front, "", 2)
+    await submit(front, "a", 1)
+    await submit(front, "", FAIR_FROM, first=2)
+    await submit(front, "a", 3, first=1)
+    assert owners([one for _ in range(9) for one in leased(broker, 1)]) == ["", "", "a", "a", "", "a", "", "a", ""]
+    drained(broker, 100)
+
+
+async def test_a_place_in_celerys_list_is_told_rightly_when_some_were_taken_before(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    await submit(front, "b", FAIR_FROM)
+    leased(broker, FAIR_FROM // 2)
+    await submit(front, "a", FAIR_FROM)
+    ids = leased(broker, FAIR_FROM // 2 + 10)
+    ids += [one for _ in range(2) for one in leased(broker, 1)]
+    assert numbers(ids, "a") == list(range(12))
+    drained(broker, 100)
+
+
+async def test_whom_the_next_slot_would_have_come_to_is_first_at_the_next_lease(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    await submit(front, "", 100)
+    for owner in ("a", "b", "c"):
+        await submit(front, owner, 50)
+    assert Counter(owners(leased(broker, 5))) == {"": 2, "a": 1, "b": 1, "c": 1}
+    assert owners([one for _ in range(4) for one in leased(broker, 1)]) == ["a", "b", "c", ""]
+    drained(broker, 100)
+
+
 async def test_what_one_owner_cannot_use_goes_to_the_others(
     front: AsyncBroker, client: redis.Redis, broker: Broker
 ) -> None:
