@@ -42,7 +42,7 @@ OURS = "sheaf"
 #: More than any load sends, so that no text is seen twice.
 TEXTS = 8000
 #: A server that answers a short text within so long, thrice in a row, has nothing else to do.
-QUIET_S = 0.25
+QUIET_S = 0.5
 PROBE = "a text of some length"
 #: How long one may take until it is quiet.
 QUIET_TIMEOUT_S = 90.0
@@ -95,9 +95,9 @@ class _Front:
     log: Path
 
     def warm_up(self, text: str) -> Sequence[float]:
-        """Wait until it serves, let it run some batches, and see that it is quiet; returns this text's output."""
+        """Wait until it serves, and is quick; returns this text's output."""
         output: Sequence[float] = json.loads(wait_for_answer(self._request(text), self.log))["output"]
-        self.load([PROBE], 64, 1)
+        self._wait_until_quiet()
         return output
 
     def load(self, texts: Sequence[str], in_flight: int, seconds: int) -> Answered:
