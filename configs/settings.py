@@ -104,7 +104,7 @@ class WorkerSettings(_Section):
     #: `auto`, `cpu`, or the indices of GPUs with commas between.
     devices: str = "auto"
     #: Batches held ahead of the device.
-    prefetch_batches: Annotated[int, Field(ge=1, le=64)] = 2
+    prefetch_batches: Annotated[int, Field(ge=1, le=64)] = 4
     metrics_host: str = "127.0.0.1"
     #: Of the first device; the next one has the next port.
     metrics_port: Port = 9101
