@@ -51,7 +51,7 @@ class QueueKeys:
     #: left. As long as any owner has a list of this step.
     rotations: tuple[str, ...]
     #: sorted set: owner -> place of their last message in `waiting`; "" -> minus the number of places that were taken
-    #: since. As long as an owner has a place.
+    #: since. As long as an owner has a place; after `celery purge` until the next message is taken.
     places: tuple[str, ...]
 
     def held(self, session: str) -> str:

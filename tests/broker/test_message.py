@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
+import redis
 from celery import Celery
 from kombu import Connection, Consumer, Queue
 
@@ -20,8 +21,6 @@ def celery_app(url: str) -> Celery:
 
 
 def test_a_message_that_celery_sent_is_understood(server_url: str) -> None:
-    import redis
-
     with celery_app(server_url) as app:
         sent = app.send_task(
             "sheaf.infer", args=["a text"], kwargs={"k": 1}, queue=QUEUE, expires=60, countdown=5, ignore_result=True
@@ -38,8 +37,6 @@ def test_a_message_that_celery_sent_is_understood(server_url: str) -> None:
 
 
 def test_a_message_that_we_wrote_is_read_by_kombu(server_url: str) -> None:
-    import redis
-
     job = NewJob("job-1", "echo", QUEUE, b'{"input":"x"}', Priority.HIGH, 1000.0, expires_at=2000.0)
     with redis.Redis.from_url(server_url) as client:
         client.lpush(QUEUE, encode(job))
@@ -59,6 +56,33 @@ def envelope(**changes: object) -> bytes:
     return orjson.dumps(message | changes)
 
 
+HEADERS = {"id": "job-1", "task": "sheaf.infer"}
+#: Our own header as it was before messages named their owner.
+OWN = {"enqueued_at": 1000.0, "request_id": None}
+
+
+def test_the_owner_of_a_submitted_job_is_read_from_its_message() -> None:
+    job = NewJob("job-1", "echo", QUEUE, b'{"input":"x"}', Priority.HIGH, 1000.0, owner="somebody")
+    assert decode(encode(job)).owner == "somebody"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [HEADERS, HEADERS | {"sheaf": OWN}, HEADERS | {"sheaf": OWN | {"owner": None}}, HEADERS | {"sheaf_owner": None}],
+)
+def test_a_message_that_names_no_owner_is_nobodys(headers: dict[str, object]) -> None:
+    message = decode(envelope(headers=headers))
+    assert (message.owner, message.recorded) == ("", "sheaf" in headers)
+
+
+def test_a_celery_producer_names_the_owner_with_a_header(server_url: str) -> None:
+    with celery_app(server_url) as app:
+        app.send_task("sheaf.infer", args=["a text"], queue=QUEUE, headers={"sheaf_owner": "billing"})
+    with redis.Redis.from_url(server_url) as client:
+        raw = client.rpop(QUEUE)
+    assert decode(cast("bytes", raw)).owner == "billing"
+
+
 @pytest.mark.parametrize(
     ("raw", "reason", "job_id"),
     [
@@ -76,6 +100,8 @@ def envelope(**changes: object) -> bytes:
         (envelope(body=base64.b64encode(b"[1,2]").decode()), r"\[args, kwargs, embed\]", "job-1"),
         (envelope(body=base64.b64encode(b"[1,2,3]").decode()), "not a list", "job-1"),
         (envelope(headers={"id": "job-1", "task": "t", "expires": "soon"}), "header", "job-1"),
+        (envelope(headers={"id": "job-1", "task": "t", "sheaf_owner": 7}), "`sheaf_owner` is 7, not a string", "job-1"),
+        (envelope(headers=HEADERS | {"sheaf": OWN | {"owner": ["a"]}}), "`sheaf` is .*not a string", "job-1"),
     ],
 )
 def test_a_message_that_cannot_be_read_is_refused_with_a_reason(raw: bytes, reason: str, job_id: str | None) -> None:

@@ -120,7 +120,11 @@ class HttpProducer(ChaosProducer):
             row = self.row(queue)
             body["input"] = row
             expected = expectation_of(queue, row)
-        headers = {"Content-Type": "application/json", "Idempotency-Key": self.unique()}
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": self.unique(),
+            "Authorization": f"Bearer {self._kind.name}",
+        }
         if self._kind is Producer.HTTP_WAITING:
             headers["Prefer"] = "wait=1"
         self._until_accepted(queue, json.dumps(body).encode(), headers, expected)
