@@ -10,18 +10,20 @@ from dataclasses import dataclass
 REMEMBERED = 8
 #: Share of the time that goes into full waits made only to see whether more rows would come now.
 PROBE_SHARE = 0.02
-#: A period holds at least so many batches; it lasts for `max_wait_s` at least.
-PERIOD_BATCHES = 4
+#: A period holds at least so many batches, and lasts for `max_wait_s` at least.
+PERIOD_BATCHES = 8
+#: A trial is so many periods, after one that is not counted since it began in the state of things before.
+TRIAL_PERIODS = 4
 #: Longest time between two batches of a period, in `max_wait_s`: where it is longer, no wait makes a difference.
 LONGEST_PAUSE = 40
 #: Share of the time in which it is tried not to wait.
 TRIAL_SHARE = 0.08
 #: Share of the time in which waiting is tried, where it was found to cost rows.
-COUNTER_TRIAL_SHARE = 0.04
+COUNTER_TRIAL_SHARE = 0.03
 #: How many standard deviations more rows have to come without the wait to do without it.
 SURE = 2.0
-#: What a period's figures keep of their weight with each one that follows.
-KEPT = 63 / 64
+#: What the figures keep of their weight with each trial that follows.
+KEPT = 15 / 16
 #: Weight, in periods, of the assumption that rows come independently of each other.
 PRIOR_PERIODS = 4.0
 #: Seconds over which the arrival rate is taken.
@@ -56,8 +58,9 @@ class Patience:
         self._last = math.nan
         self._rows = 0
         self._batches = 0
-        #: Seconds of trial that are due.
+        #: Seconds of trial that are due, and periods of the one that runs.
         self._owed_s = 0.0
+        self._trial_left = 0
 
     def enough(self, now: float) -> float:
         """So many rows waiting are worth no more waiting; infinity when that is to be found out."""
@@ -86,8 +89,7 @@ class Patience:
             self._batches += 1
         self._last = now
         if self._batches >= PERIOD_BATCHES and now - self._begun >= self._max_wait_s:
-            self._now_for.add(self._rows, now - self._begun)
-            self._now_for = self._next(now - self._begun)
+            self._end_period(now - self._begun)
             self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -95,14 +97,24 @@ class Patience:
         self._rows = 0
         self._batches = 0
 
-    def _next(self, seconds: float) -> _Rate:
-        """What the next period is to count for, after one of so many seconds."""
+    def _end_period(self, seconds: float) -> None:
+        """Counts it, and settles what the next one is to count for."""
+        usual, other, share = self._waiting, self._hasty, TRIAL_SHARE
         if self._hasty.surely_above(self._waiting):
             usual, other, share = self._hasty, self._waiting, COUNTER_TRIAL_SHARE
-        else:
-            usual, other, share = self._waiting, self._hasty, TRIAL_SHARE
-        self._owed_s = max(0.0, self._owed_s + (share if self._now_for is usual else share - 1) * seconds)
-        return other if self._owed_s > 0 else usual
+        self._owed_s += (share if self._now_for is usual else share - 1) * seconds
+        if self._trial_left <= TRIAL_PERIODS:
+            self._now_for.add(self._rows, seconds)
+        self._trial_left -= self._trial_left > 0
+        if self._trial_left:
+            return
+        if self._now_for is other:
+            usual.age()
+            other.age()
+            self._now_for = usual
+        elif self._owed_s > 0:
+            self._now_for = other
+            self._trial_left = TRIAL_PERIODS + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -118,10 +130,16 @@ class _Rate:
     def add(self, rows: int, seconds: float) -> None:
         if self.rows:
             expected = seconds * self.rows / self.seconds
-            self.scatter = KEPT * self.scatter + (rows - expected) ** 2 / expected
-            self.periods = KEPT * self.periods + 1
-        self.rows = KEPT * self.rows + rows
-        self.seconds = KEPT * self.seconds + seconds
+            self.scatter += (rows - expected) ** 2 / expected
+            self.periods += 1
+        self.rows += rows
+        self.seconds += seconds
+
+    def age(self) -> None:
+        self.rows *= KEPT
+        self.seconds *= KEPT
+        self.periods *= KEPT
+        self.scatter *= KEPT
 
     def surely_above(self, other: _Rate) -> bool:
         """Whether more rows a second came than for `other`, beyond chance."""
