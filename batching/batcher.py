@@ -32,7 +32,7 @@ class _Cause(Enum):
     ENOUGH = auto()
     #: The oldest row's wait is over.
     WAITED = auto()
-    #: As many rows wait as can be expected.
+    #: As many rows wait as are worth waiting for.
     ALL_THERE = auto()
     #: The next row is not worth waiting for.
     NOT_WORTH_IT = auto()
@@ -56,7 +56,7 @@ class Batcher(Generic[T]):
         self._oldest = math.inf
         self._deadline = math.inf
         self._last_added = -math.inf
-        self._patience = Patience()
+        self._patience = Patience(limits.max_wait_s)
         self._arrivals = ArrivalRate()
         #: The device asked for a batch while these rows waited, and got none.
         self._kept_waiting = False
@@ -110,10 +110,11 @@ class Batcher(Generic[T]):
         if moment > now:
             self._kept_waiting = True
             return None
-        rows = self._formed(self.levels()[0] if level is None else level, now)
-        left = self._count - len(rows)
-        self._learn(cause)
-        batch = Batch(tuple(rows), max(row.tokens for row in rows), self._reason(cause, len(rows), left))
+        planned = self._planned(self.levels()[0] if level is None else level, now)
+        rows = self._trimmed(planned, now)
+        longest = max(row.tokens for row in rows)
+        batch = Batch(tuple(rows), longest, self._reason(cause, len(rows), len(planned), longest))
+        self._learn(cause, len(rows), now)
         self._serve(rows)
         return batch
 
@@ -132,11 +133,11 @@ class Batcher(Generic[T]):
     def _causes(self, now: float) -> Iterable[tuple[float, _Cause]]:
         """The moments at which a batch is due, each with its cause. At least one row waits."""
         limits = self.limits
-        if self._count >= limits.full_size or self._longest * self._count > limits.max_batch_tokens:
+        if self._count >= limits.full_size or self._longest * (self._count + 1) > limits.max_batch_tokens:
             yield now, _Cause.ENOUGH
             return
         yield self._oldest + limits.max_wait_s, _Cause.WAITED
-        if self._count >= self._patience.enough():
+        if self._count >= self._patience.enough(now):
             yield now, _Cause.ALL_THERE
         if limits.adaptive_wait:
             gap_s = self._arrivals.gap_s(now)
@@ -145,20 +146,22 @@ class Batcher(Generic[T]):
         if self._deadline < math.inf:
             yield self._deadline - DEADLINE_MARGIN_S, _Cause.DEADLINE
 
-    def _formed(self, level: int, now: float) -> list[Row[T]]:
-        """The rows of the next batch, its leader first."""
+    def _planned(self, level: int, now: float) -> Sequence[Row[T]]:
+        """The rows that should run next, the one that leads first; no more than a batch may hold."""
         leading = self._levels[level]
         if len(self._lengths) == 1 and self._deadline == math.inf:
             # Rows of one length need no plan: they run in their order.
-            return self._trimmed(self._candidates(level, self._most(self._longest)), now)
+            most = self._most(self._longest)
+            return self._candidates(level, most)[:most]
         candidates = self._candidates(level, self.limits.max_batch_size)
-        rows = self._alike(candidates[0], candidates)
+        rows = self._alike(candidates)
         if leading.deadlines:
             ends = now + self.cost.model.seconds(max(row.tokens for row in rows) * len(rows)) + DEADLINE_MARGIN_S
-            urgent = leading.urgent(now, ends, rows)
-            if urgent is not None:
-                rows = self._alike(urgent, candidates)
-        return self._trimmed(rows, now)
+            urgent = leading.urgent(now, ends)
+            if not set(urgent) <= set(self._trimmed(rows, now)):
+                rest = set(urgent)
+                rows = self._alike([*urgent, *(row for row in candidates if row not in rest)])
+        return rows
 
     def _candidates(self, level: int, enough: int) -> list[Row[T]]:
         """The rows of `level` in their order; while they are not enough those of the others too, high before low."""
@@ -170,9 +173,10 @@ class Batcher(Generic[T]):
                 candidates = candidates + self._levels[other].ordered()
         return candidates
 
-    def _alike(self, leader: Row[T], candidates: Sequence[Row[T]]) -> list[Row[T]]:
-        """The leader and those that should run with it, in the order of `candidates`."""
-        lengths = sorted(row.tokens for row in candidates)
+    def _alike(self, candidates: Sequence[Row[T]]) -> list[Row[T]]:
+        """The first of the candidates and those that should run with it, in their order."""
+        leader = candidates[0]
+        lengths = sorted([row.tokens for row in candidates])
         begin, end = together_with(
             bisect_left(lengths, leader.tokens),
             lengths,
@@ -181,17 +185,13 @@ class Batcher(Generic[T]):
             self.limits.max_batch_tokens,
         )
         shortest, longest = lengths[begin], lengths[end - 1]
-        alike = [row for row in candidates if shortest <= row.tokens <= longest and row is not leader]
-        return [leader, *alike[: end - begin - 1]]
+        return [row for row in candidates if shortest <= row.tokens <= longest][: end - begin]
 
-    def _trimmed(self, rows: list[Row[T]], now: float) -> list[Row[T]]:
-        """No more rows than a batch may hold; a preferred number of them where that holds up no row."""
-        most = self._most(max(row.tokens for row in rows))
-        left_behind = self._count > len(rows) or len(rows) > most
-        rows = rows[:most]
+    def _trimmed(self, rows: Sequence[Row[T]], now: float) -> Sequence[Row[T]]:
+        """A preferred number of these rows, where that holds up no row."""
         preferred = max((size for size in self.limits.preferred_sizes if size <= len(rows)), default=len(rows))
         wait_s = self.limits.max_wait_s
-        if left_behind or all(row.enqueued_at + wait_s > now for row in rows[preferred:]):
+        if self._count > len(rows) or all(row.enqueued_at + wait_s > now for row in rows[preferred:]):
             return rows[:preferred]
         return rows
 
@@ -200,15 +200,19 @@ class Batcher(Generic[T]):
         limits = self.limits
         return min(limits.max_batch_size, limits.max_batch_tokens // longest) if longest else limits.max_batch_size
 
-    def _learn(self, cause: _Cause) -> None:
+    def _learn(self, cause: _Cause, rows: int, now: float) -> None:
         match cause:
             case _Cause.ALL_THERE:
-                self._patience.closed_early()
+                self._patience.closed_early(self._count)
             case _Cause.WAITED if self._kept_waiting:
-                self._patience.waited_in_full(self._count)
+                self._patience.waited_in_full(self._count, now)
+        self._patience.left(rows, now)
 
-    def _reason(self, cause: _Cause, rows: int, left: int) -> CloseReason:
-        if rows >= self.limits.full_size:
+    def _reason(self, cause: _Cause, rows: int, planned: int, longest: int) -> CloseReason:
+        """Why the batch has so many rows: first what bounds it, then what made it due."""
+        limits = self.limits
+        left = self._count - rows
+        if rows >= limits.full_size or rows < planned or (not left and longest * (rows + 1) > limits.max_batch_tokens):
             return CloseReason.FULL
         if cause is _Cause.DEADLINE:
             return CloseReason.DEADLINE

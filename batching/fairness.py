@@ -7,8 +7,10 @@ from collections.abc import Hashable, Sequence
 
 from batching.types import LEVELS
 
-#: Finish times of flows are tidied up when there are more of them than this, and than twice those that wait.
+#: Finish times of flows are tidied up when there are more of them than this, and than twice those kept the last time.
 TIDY_ABOVE = 64
+#: Together the lower levels lead every other batch at most.
+MOST_SHARE = 0.5 / (LEVELS - 1)
 
 
 class FairOrder:
@@ -26,6 +28,7 @@ class FairOrder:
         self._alone = 0
         self._waiting: Counter[Hashable] = Counter()
         self._finish: dict[Hashable, float] = {}
+        self._tidy_above = TIDY_ABOVE
 
     def enter(self, flow: Hashable, tokens: int) -> float:
         """The tag of a row that begins to wait."""
@@ -35,6 +38,9 @@ class FairOrder:
         start = max(self.clock, self._finish.get(flow, 0.0))
         self._finish[flow] = start + tokens
         self._waiting[flow] += 1
+        if len(self._finish) > self._tidy_above:
+            self._finish = {known: end for known, end in self._finish.items() if end > self.clock}
+            self._tidy_above = max(TIDY_ABOVE, 2 * len(self._finish))
         return start
 
     def leave(self, flow: Hashable) -> None:
@@ -45,11 +51,12 @@ class FairOrder:
         self._waiting[flow] -= 1
         if not self._waiting[flow]:
             del self._waiting[flow]
-            if len(self._finish) > TIDY_ABOVE + 2 * len(self._waiting):
-                self._finish = {known: end for known, end in self._finish.items() if end > self.clock}
 
     def give_back(self, flow: Hashable, tokens: int) -> None:
-        """A row has left that will not be served: its flow gets that part back."""
+        """A row has left that will not be served: its flow gets that part back for the rows that come.
+
+        The tags of its rows that wait already are their owner's to move.
+        """
         if flow in self._finish:
             self._finish[flow] -= tokens
 
@@ -61,14 +68,20 @@ class FairOrder:
 
 
 class Shares:
-    """Which priority level leads: the highest that waits, but each lower one for its share of the time."""
+    """Which priority level leads: the highest that waits, but each lower one for its share of the time.
+
+    A lower one leads once it has earned the time of a batch, and never two batches in a row while a higher one waits: a
+    row of the highest level waits for the batch that runs and for one more at most.
+    """
 
     def __init__(self, share: float) -> None:
-        if not 0 <= share <= 1 / LEVELS:
-            raise ValueError(f"the share of a lower level lies between 0 and {1 / LEVELS}, not {share}")
+        if not 0 <= share <= MOST_SHARE:
+            raise ValueError(f"the share of a lower level lies between 0 and {MOST_SHARE:.3f}, not {share}")
         self._share = share
         self._credits = [0.0] * LEVELS
         self._usual_s = 0.0
+        #: The batch before was led by a lower level while a higher one waited.
+        self._lower_led = False
 
     def pick(self, waiting: Sequence[int]) -> int:
         """The level that leads, of those that wait (ascending, at least one). A lower one that has earned a batch."""
@@ -76,7 +89,7 @@ class Shares:
         for level in range(LEVELS):
             if level not in lower:
                 self._credits[level] = 0.0
-        if lower:
+        if lower and not self._lower_led:
             richest = max(lower, key=lambda level: self._credits[level])
             if self._credits[richest] > 0 and self._credits[richest] >= self._usual_s:
                 return richest
@@ -87,5 +100,6 @@ class Shares:
         self._usual_s = seconds if not self._usual_s else 0.8 * self._usual_s + 0.2 * seconds
         for lower in waiting[1:]:
             self._credits[lower] += self._share * seconds
-        if level != waiting[0]:
+        self._lower_led = level != waiting[0]
+        if self._lower_led:
             self._credits[level] -= seconds

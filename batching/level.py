@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 from batching.fairness import FairOrder
@@ -40,7 +41,7 @@ class Level(Generic[T]):
     def add(self, row: Row[T]) -> None:
         if row.flow is not None or (self.rows and row.enqueued_at < self.rows[-1].enqueued_at):
             self._in_order = False
-        row.tag = self._fair.enter(row.flow, row.tokens)
+        row.tag = self._fair.enter(row.flow, _part(row))
         row.waiting = True
         self.deadlines += row.deadline is not None
         self.rows.append(row)
@@ -52,11 +53,10 @@ class Level(Generic[T]):
             self.rows.sort(key=lambda row: (max(row.tag, clock), row.enqueued_at))
         return self.rows
 
-    def urgent(self, now: float, ends: float, chosen: Collection[Row[T]]) -> Row[T] | None:
-        """The row with the earliest deadline of those that would expire before `ends`, and are not chosen yet."""
+    def urgent(self, now: float, ends: float) -> list[Row[T]]:
+        """The rows that have not expired yet but would before `ends`, the earliest deadline first."""
         rows = [row for row in self.rows if row.deadline is not None and now < row.deadline <= ends]
-        urgent = min(rows, key=lambda row: row.deadline or 0.0, default=None)
-        return None if urgent is None or urgent in chosen else urgent
+        return sorted(rows, key=lambda row: row.deadline or 0.0)
 
     def serve(self, rows: Sequence[Row[T]]) -> None:
         """These rows are about to run: each counts as a part that its flow has had."""
@@ -65,22 +65,46 @@ class Level(Generic[T]):
             least = None
             if self.rows:
                 least = self.rows[0].tag if self._in_order else min(row.tag for row in self.rows)
-            self._fair.served(sum(row.tokens for row in rows), least)
+            self._fair.served(sum(map(_part, rows)), least)
 
     def withdraw(self, rows: Sequence[Row[T]]) -> None:
-        """These rows will not run."""
+        """These rows will not run: what their flows were charged for them is given back, also to rows behind them."""
         self._leave(rows)
+        gone: defaultdict[Hashable, list[Row[T]]] = defaultdict(list)
         for row in rows:
-            self._fair.give_back(row.flow, row.tokens)
+            self._fair.give_back(row.flow, _part(row))
+            if row.flow is not None:
+                gone[row.flow].append(row)
+        if gone and self.rows:
+            for row in self.rows:
+                if row.flow in gone:
+                    gone[row.flow].append(row)
+            for of_flow in gone.values():
+                _move_up(of_flow)
 
     def _leave(self, rows: Sequence[Row[T]]) -> None:
         for row in rows:
             row.waiting = False
             self._fair.leave(row.flow)
             self.deadlines -= row.deadline is not None
-        if self._in_order and rows and rows[0] is self.rows[0] and rows[-1] is self.rows[len(rows) - 1]:
-            del self.rows[: len(rows)]
-        else:
+        if any(row.waiting for row in self.rows[: len(rows)]):
             self.rows = [row for row in self.rows if row.waiting]
+        else:
+            del self.rows[: len(rows)]
         if not self.rows:
             self._in_order = True
+
+
+def _move_up(rows: Sequence[Row[T]]) -> None:
+    """Those rows of one flow that wait close the gaps that the others have left."""
+    freed = 0
+    for row in sorted(rows, key=lambda row: row.tag):
+        if row.waiting:
+            row.tag -= freed
+        else:
+            freed += _part(row)
+
+
+def _part(row: Row[T]) -> int:
+    """What a row counts in its flow, tokens: a flood of rows without any is a flood too."""
+    return row.tokens or 1

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 #: So many full waits are remembered.
 REMEMBERED = 8
-#: After so many batches that were closed early one waits in full again, to see whether more would come now.
-PROBE_EVERY = 16
+#: Share of the time that goes into full waits made only to see whether more rows would come now.
+PROBE_SHARE = 0.02
+#: A period holds at least so many batches, and lasts for `max_wait_s` at least.
+PERIOD_BATCHES = 8
+#: A trial is so many periods, after one that is not counted since it began in the state of things before.
+TRIAL_PERIODS = 4
+#: Longest time between two batches of a period, in `max_wait_s`: where it is longer, no wait makes a difference.
+LONGEST_PAUSE = 40
+#: Share of the time in which it is tried not to wait.
+TRIAL_SHARE = 0.08
+#: Share of the time in which waiting is tried, where it was found to cost rows.
+COUNTER_TRIAL_SHARE = 0.03
+#: How many standard deviations more rows have to come without the wait to do without it.
+SURE = 2.0
+#: What the figures keep of their weight with each trial that follows.
+KEPT = 15 / 16
+#: Weight, in periods, of the assumption that rows come independently of each other.
+PRIOR_PERIODS = 4.0
 #: Seconds over which the arrival rate is taken.
 RATE_OVER_S = 2.0
 
@@ -16,29 +33,121 @@ RATE_OVER_S = 2.0
 class Patience:
     """Learns when waiting on is of no use.
 
-    Full waits tell how many rows may come: with eight callers who each wait for their answer, never more than eight.
-    Once as many are there, the batch need not wait for the rest of its time. Without this, batching is slower than none
-    when there are fewer callers than a batch has rows.
+    Two things make a wait useless, and callers who each wait for their answer before they send the next row bring both
+    about; with them, batching that waits is slower than none.
+
+    - All that can come are there. Full waits tell how many these are: with eight callers never more than eight. Once as
+      many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made in full
+      all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
+    - The wait holds up the callers whose next rows it waits for. Traffic that comes whatever the answers, comes at the
+      same rate with the wait and without; callers bring fewer rows if it takes longer than it gains. So the rows a
+      second are counted in periods with the wait and in short ones without (`TRIAL_SHARE` of the time), and once more
+      come without it, by `SURE` standard deviations, a free device takes what is there. Until then the configured wait
+      holds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_wait_s: float) -> None:
+        self._max_wait_s = max_wait_s
         self._full_waits: deque[int] = deque(maxlen=REMEMBERED)
-        self._early = 0
+        self._last_full_wait = -math.inf
+        self._waiting = _Rate()
+        self._hasty = _Rate()
+        #: What the period that runs counts for.
+        self._now_for = self._waiting
+        self._begun = math.nan
+        self._last = math.nan
+        self._rows = 0
+        self._batches = 0
+        #: Seconds of trial that are due, and periods of the one that runs.
+        self._owed_s = 0.0
+        self._trial_left = 0
 
-    def enough(self) -> float:
-        """So many rows waiting are all that can be expected; infinity when that is to be found out."""
-        if not self._full_waits or self._early >= PROBE_EVERY:
+    def enough(self, now: float) -> float:
+        """So many rows waiting are worth no more waiting; infinity when that is to be found out."""
+        if self._now_for is self._hasty:
+            return 1
+        if not self._full_waits or (now - self._last_full_wait) * PROBE_SHARE > self._max_wait_s:
             return math.inf
         return max(self._full_waits)
 
-    def waited_in_full(self, rows: int) -> None:
+    def waited_in_full(self, rows: int, now: float) -> None:
         """After the longest wait so many rows were there."""
         self._full_waits.append(rows)
-        self._early = 0
+        self._last_full_wait = now
 
-    def closed_early(self) -> None:
+    def closed_early(self, rows: int) -> None:
         """A batch was closed because `enough` rows waited."""
-        self._early += 1
+        if self._full_waits and rows > max(self._full_waits):
+            self._full_waits.append(rows)
+
+    def left(self, rows: int, now: float) -> None:
+        """A batch of so many rows was formed."""
+        if not now - self._last <= LONGEST_PAUSE * self._max_wait_s:
+            self._begin(now)
+        else:
+            self._rows += rows
+            self._batches += 1
+        self._last = now
+        if self._batches >= PERIOD_BATCHES and now - self._begun >= self._max_wait_s:
+            self._end_period(now - self._begun)
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._begun = now
+        self._rows = 0
+        self._batches = 0
+
+    def _end_period(self, seconds: float) -> None:
+        """Counts it, and settles what the next one is to count for."""
+        usual, other, share = self._waiting, self._hasty, TRIAL_SHARE
+        if self._hasty.surely_above(self._waiting):
+            usual, other, share = self._hasty, self._waiting, COUNTER_TRIAL_SHARE
+        self._owed_s += (share if self._now_for is usual else share - 1) * seconds
+        if self._trial_left <= TRIAL_PERIODS:
+            self._now_for.add(self._rows, seconds)
+        self._trial_left -= self._trial_left > 0
+        if self._trial_left:
+            return
+        if self._now_for is other:
+            usual.age()
+            other.age()
+            self._now_for = usual
+        elif self._owed_s > 0:
+            self._now_for = other
+            self._trial_left = TRIAL_PERIODS + 1
+
+
+@dataclass(slots=True, eq=False)
+class _Rate:
+    """Rows a second over the periods of one kind; those long ago count less."""
+
+    rows: float = 0.0
+    seconds: float = 0.0
+    periods: float = 0.0
+    #: Sum over the periods: how far the rows were off the rate, squared, by how far independent rows would be.
+    scatter: float = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        if self.rows:
+            expected = seconds * self.rows / self.seconds
+            self.scatter += (rows - expected) ** 2 / expected
+            self.periods += 1
+        self.rows += rows
+        self.seconds += seconds
+
+    def age(self) -> None:
+        self.rows *= KEPT
+        self.seconds *= KEPT
+        self.periods *= KEPT
+        self.scatter *= KEPT
+
+    def surely_above(self, other: _Rate) -> bool:
+        """Whether more rows a second came than for `other`, beyond chance."""
+        if not self.rows or not other.rows:
+            return False
+        dispersion = (self.scatter + other.scatter + PRIOR_PERIODS) / (self.periods + other.periods + PRIOR_PERIODS)
+        rate, other_rate = self.rows / self.seconds, other.rows / other.seconds
+        return rate - other_rate > SURE * math.sqrt(dispersion * (rate / self.seconds + other_rate / other.seconds))
 
 
 class ArrivalRate:

@@ -68,13 +68,13 @@ class Row(Generic[T]):
 class CloseReason(StrEnum):
     """Why a batch takes no more rows."""
 
-    #: It holds as many rows as a batch may.
+    #: It holds as many rows as a batch may, or a number that is preferred to that of all which would fit.
     FULL = "full"
-    #: Each other row that waited would have cost more padding than a batch of its own, or was over `max_batch_tokens`.
+    #: Others wait on: with them it would cost more padding than a batch more does, or exceed `max_batch_tokens`.
     TOKENS = "tokens"
     #: The device was free, and the oldest row had waited for `max_wait_s`.
     WAIT = "wait"
-    #: The device came free, or nothing more was to be expected soon, and this was all that waited.
+    #: The device came free, or more rows were not to be expected or not worth the wait, and this was all that waited.
     IDLE = "idle"
     #: A row would have expired.
     DEADLINE = "deadline"
