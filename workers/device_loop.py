@@ -21,6 +21,11 @@ from workers.watch import StepWatch
 
 #: A batch expected to run for less than this, seconds, is over before another thread has staged the next one.
 WORTH_STAGING_S = 0.003
+#: A batch that takes longer than this many times what was expected of it, and by so many seconds, was not foreseen.
+FORESEEN = 1.5
+FORESEEN_S = 0.005
+#: Share of its batches, lately, that a lane must have foreseen: what is staged too early misses what comes meanwhile.
+TRUSTED = 0.5
 #: How much of what staging took lately it is begun ahead of time, and seconds more.
 LEAD = 1.5
 LEAD_S = 0.001
@@ -82,6 +87,8 @@ class DeviceLoop:
         while not self._stopping.is_set():
             with self._staging:
                 staged, self._staged = self._staged or self._stage(), None
+                if staged is not None:
+                    staged = self._stager.looked_over(staged)
             if staged is None:
                 self._stager.wait()
             elif not self._stopping.is_set():
@@ -91,13 +98,15 @@ class DeviceLoop:
         lane = staged.lane
         begin = time.monotonic()
         expected_s = lane.batcher.cost.model.seconds(staged.padded_tokens)
-        if expected_s >= WORTH_STAGING_S:
+        followed = expected_s >= WORTH_STAGING_S and lane.foreseen >= TRUSTED
+        if followed:
             self._set_running(_Run(begin + expected_s))
         with self._watch.step("infer", lane):
             inferred = lane.executor.infer([row.encoded for row in staged.rows], staged.collated)
         infer_s = time.monotonic() - begin
-        if expected_s >= WORTH_STAGING_S:
+        if followed:
             self._set_running(None)
+        lane.foreseen += 0.2 * ((infer_s <= FORESEEN * expected_s + FORESEEN_S) - lane.foreseen)
         with self._lock:
             lane.batcher.cost.add(staged.padded_tokens, infer_s)
         self._settling.put(RunBatch(lane, staged.rows, inferred, infer_s, staged.longest, staged.reason))

@@ -87,6 +87,8 @@ class Lane:
         self.held: dict[bytes, Job | None] = {}
         self.batcher: Batcher[RowRef] = Batcher(kind.limits)
         self.traffic: TrafficSample[Row[RowRef]] = TrafficSample()
+        #: Share of its batches, lately, that ended when they were expected to; the device loop keeps it.
+        self.foreseen = 0.0
         #: Set when there may be something for the feeder to do: rows have left, a list holds messages.
         self.feed = threading.Event()
         #: Set when leases have ended.

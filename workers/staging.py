@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batching import CloseReason, Scheduler
@@ -20,6 +20,9 @@ from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
 
+#: After so many seconds the jobs of a staged batch are looked at again before it runs.
+LOOK_AGAIN_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -27,11 +30,15 @@ class Staged:
 
     lane: Lane
     rows: tuple[RowRef, ...]
-    #: What the lane's executor made of the rows, for its own `infer`.
+    #: Those whose first rows these are; they have not begun.
+    fresh: tuple[Job, ...]
+    #: What the lane's executor made of the rows, for its own `infer`; None for it to be made there.
     collated: Any
     #: Tokens of the longest row.
     longest: int
     reason: CloseReason
+    #: When its jobs were looked at; `time.monotonic`.
+    since: float
 
     @property
     def padded_tokens(self) -> int:
@@ -87,17 +94,37 @@ class Stager:
             lane, batch = self._lanes[id(due[0])], due[1]
             taken = [row.payload for row in batch.rows]
             lane.taken(taken)
-        rows = self._may_run(lane, taken)
+        now = time.monotonic()
+        fresh = self._started_now(lane, taken, now)
+        rows = [row for row in taken if lane.runs(row.job)]
         if not rows:
             return None
         encoded = [row.encoded for row in rows]
         with self._watch.step("collate", lane):
             collated = lane.executor.collate(encoded)
-        return Staged(lane, tuple(rows), collated, max(row.tokens for row in encoded), batch.reason)
+        longest = max(row.tokens for row in encoded)
+        return Staged(lane, tuple(rows), tuple(fresh), collated, longest, batch.reason, now)
 
-    def _may_run(self, lane: Lane, rows: Sequence[RowRef]) -> list[RowRef]:
-        """Those rows whose job is still ours, not ended, not cancelled and not expired; their jobs are now started."""
-        now, now_wall = time.monotonic(), time.time()
+    def looked_over(self, staged: Staged) -> Staged | None:
+        """The batch as it may run now: one that was staged for long loses the jobs that nobody wants any more."""
+        if time.monotonic() - staged.since < LOOK_AGAIN_S:
+            return staged
+        lane, now_wall = staged.lane, time.time()
+        endings = [ending for job in staged.fresh if (ending := lane.not_to_run(job, now_wall)) is not None]
+        if not endings:
+            return staged
+        for ending in endings:
+            ending.job.dropped = True
+        self._settling.put_at_once(Endings(lane, endings))
+        rows = tuple(row for row in staged.rows if lane.runs(row.job))
+        if not rows:
+            return None
+        return replace(staged, rows=rows, collated=None, longest=max(row.encoded.tokens for row in rows))
+
+    def _started_now(self, lane: Lane, rows: Sequence[RowRef], now: float) -> list[Job]:
+        """Start those of the rows' jobs that are new, still ours, not ended, not cancelled and not expired."""
+        now_wall = time.time()
+        running: list[Job] = []
         claim = lane.claim(rows, now_wall)
         endings = claim.endings
         if claim.fresh:
@@ -110,7 +137,7 @@ class Stager:
             self._settling.put_at_once(Endings(lane, endings))
         if claim.twins:
             lane.let_wait(claim.twins)
-        return [row for row in rows if lane.runs(row.job)]
+        return running
 
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """The broker's last look: the jobs that run, and those that were revoked; neither for what is not ours now."""
