@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 #: Most places to cut at that are looked at; more rows are taken several at a time. It bounds a plan to a fraction of a
 #: millisecond.
-MAX_CUTS = 96
+MAX_CUTS = 128
 
 
 def together_with(

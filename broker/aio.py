@@ -1,7 +1,7 @@
 """The queue's verbs for the API: submit, read and wait, on one event loop.
 
-Submits that arrive together share one round trip, and each returns only after the server accepted its job. All waiters
-of a process share one pub/sub connection.
+Submits that arrive together share one round trip, and each returns only after the server accepted its job; so do reads.
+All waiters of a process share one pub/sub connection.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from broker.faults import translated_async, tried_twice
 from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo
 from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys
 from broker.lua import script_text
+from broker.reading import Reader
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
 from broker.waiting import ResultListener, Waiter
@@ -41,6 +42,7 @@ class AsyncBroker:
         self._client = client
         self._result_ttl_s = result_ttl_s
         self._cancel = client.register_script(script_text("cancel"))
+        self._reader = Reader(client, keys)
         self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
@@ -70,11 +72,8 @@ class AsyncBroker:
 
     async def fetch(self, job_id: str) -> JobState | None:
         """The job's state now; None for an id that is unknown or whose result has passed its TTL."""
-        keys, now = self.keys, time.time()
-        record, started, meta = await self._read(
-            lambda: self._client.mget(keys.record(job_id), keys.started(job_id), keys.result(job_id))
-        )
-        state = job_state(job_id, record, started, meta)
+        now = time.time()
+        state = job_state(job_id, *await self._reader.read(job_id))
         if state is None or state.status is not JobStatus.QUEUED or (state.expires_at or now) >= now:
             return state
         return await self._expire(state)
