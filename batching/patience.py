@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-#: So many full waits are remembered.
-REMEMBERED = 8
+#: So many waits are remembered.
+REMEMBERED = 16
 #: Share of the time that goes into full waits made only to see whether more rows would come now.
 PROBE_SHARE = 0.02
 #: A period holds at least so many batches, and lasts for `max_wait_s` at least.
@@ -36,7 +36,7 @@ class Patience:
     Two things make a wait useless, and callers who each wait for their answer before they send the next row bring both
     about; with them, batching that waits is slower than none.
 
-    - All that can come are there. Full waits tell how many these are: with eight callers never more than eight. Once as
+    - All that can come are there. The last waits tell how many these are: with eight callers never more than eight. Once as
       many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made in full
       all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
     - The wait holds up the callers whose next rows it waits for. Traffic that comes whatever the answers, comes at the
@@ -48,7 +48,8 @@ class Patience:
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
-        self._full_waits: deque[int] = deque(maxlen=REMEMBERED)
+        #: How many rows had come when waits ended, in full or because they were enough.
+        self._seen: deque[int] = deque(maxlen=REMEMBERED)
         self._last_full_wait = -math.inf
         self._waiting = _Rate()
         self._hasty = _Rate()
@@ -66,19 +67,19 @@ class Patience:
         """So many rows waiting are worth no more waiting; infinity when that is to be found out."""
         if self._now_for is self._hasty:
             return 1
-        if not self._full_waits or (now - self._last_full_wait) * PROBE_SHARE > self._max_wait_s:
+        if not self._seen or (now - self._last_full_wait) * PROBE_SHARE > self._max_wait_s:
             return math.inf
-        return max(self._full_waits)
+        return max(self._seen)
 
     def waited_in_full(self, rows: int, now: float) -> None:
         """After the longest wait so many rows were there."""
-        self._full_waits.append(rows)
+        self._seen.append(rows)
         self._last_full_wait = now
 
     def closed_early(self, rows: int) -> None:
-        """A batch was closed because `enough` rows waited."""
-        if self._full_waits and rows > max(self._full_waits):
-            self._full_waits.append(rows)
+        """A batch was closed because `enough` rows waited: no fewer come."""
+        if self._seen and rows >= max(self._seen):
+            self._seen.append(rows)
 
     def left(self, rows: int, now: float) -> None:
         """A batch of so many rows was formed."""
