@@ -83,6 +83,8 @@ class Patience:
 
     def left(self, rows: int, now: float) -> None:
         """A batch of so many rows was formed."""
+        if not self._max_wait_s:
+            return
         if not now - self._last <= LONGEST_PAUSE * self._max_wait_s:
             self._begin(now)
         else:
