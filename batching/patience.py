@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 #: So many waits are remembered.
-REMEMBERED = 16
+REMEMBERED = 32
 #: Share of the time that goes into full waits made only to see whether more rows would come now.
 PROBE_SHARE = 0.02
 #: A period holds at least so many batches, and lasts for `max_wait_s` at least.
@@ -18,6 +18,8 @@ TRIAL_PERIODS = 4
 LONGEST_PAUSE = 40
 #: Share of the time in which it is tried not to wait.
 TRIAL_SHARE = 0.08
+#: The same while more rows seem to come without the wait, but not surely.
+EAGER_TRIAL_SHARE = 0.3
 #: Share of the time in which waiting is tried, where it was found to cost rows.
 COUNTER_TRIAL_SHARE = 0.03
 #: How many standard deviations more rows have to come without the wait to do without it.
@@ -102,9 +104,11 @@ class Patience:
 
     def _end_period(self, seconds: float) -> None:
         """Counts it, and settles what the next one is to count for."""
-        usual, other, share = self._waiting, self._hasty, TRIAL_SHARE
-        if self._hasty.surely_above(self._waiting):
+        gain = self._hasty.above(self._waiting)
+        if gain > SURE:
             usual, other, share = self._hasty, self._waiting, COUNTER_TRIAL_SHARE
+        else:
+            usual, other, share = self._waiting, self._hasty, EAGER_TRIAL_SHARE if gain > SURE / 2 else TRIAL_SHARE
         self._owed_s += (share if self._now_for is usual else share - 1) * seconds
         if self._trial_left <= TRIAL_PERIODS:
             self._now_for.add(self._rows, seconds)
@@ -144,13 +148,13 @@ class _Rate:
         self.periods *= KEPT
         self.scatter *= KEPT
 
-    def surely_above(self, other: _Rate) -> bool:
-        """Whether more rows a second came than for `other`, beyond chance."""
+    def above(self, other: _Rate) -> float:
+        """By how many standard deviations more rows a second came than for `other`; 0 when one is unknown."""
         if not self.rows or not other.rows:
-            return False
+            return 0.0
         dispersion = (self.scatter + other.scatter + PRIOR_PERIODS) / (self.periods + other.periods + PRIOR_PERIODS)
         rate, other_rate = self.rows / self.seconds, other.rows / other.seconds
-        return rate - other_rate > SURE * math.sqrt(dispersion * (rate / self.seconds + other_rate / other.seconds))
+        return (rate - other_rate) / math.sqrt(dispersion * (rate / self.seconds + other_rate / other.seconds))
 
 
 class ArrivalRate:

@@ -70,7 +70,7 @@ def test_now_and_then_a_wait_is_made_in_full_to_see_whether_more_would_come() ->
 def test_what_came_once_is_forgotten() -> None:
     patience = Patience(0.01)
     patience.waited_in_full(9, 0.0)
-    for _ in range(16):
+    for _ in range(32):
         patience.waited_in_full(2, 0.0)
     assert patience.enough(0.0) == 2
 
