@@ -52,7 +52,7 @@ class Patience:
         self._max_wait_s = max_wait_s
         #: How many rows had come when waits ended, in full or because they were enough.
         self._seen: deque[int] = deque(maxlen=REMEMBERED)
-        self._last_full_wait = -math.inf
+        self._probed = -math.inf
         self._waiting = _Rate()
         self._hasty = _Rate()
         #: What the period that runs counts for.
@@ -69,14 +69,16 @@ class Patience:
         """So many rows waiting are worth no more waiting; infinity when that is to be found out."""
         if self._now_for is self._hasty:
             return 1
-        if not self._seen or (now - self._last_full_wait) * PROBE_SHARE > self._max_wait_s:
+        if not self._seen or (now - self._probed) * PROBE_SHARE > self._max_wait_s:
             return math.inf
         return max(self._seen)
 
     def waited_in_full(self, rows: int, now: float) -> None:
         """After the longest wait so many rows were there."""
+        if not self._seen or rows >= max(self._seen):
+            # With fewer, it does not tell whether more than usual would come.
+            self._probed = now
         self._seen.append(rows)
-        self._last_full_wait = now
 
     def closed_early(self, rows: int) -> None:
         """A batch was closed because `enough` rows waited: no fewer come."""
