@@ -28,11 +28,11 @@ def late_rate(outcome: Outcome) -> float:
     return (len(ends) - half) / (ends[-1] - ends[half])
 
 
-@pytest.mark.parametrize("callers", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("callers", [1, 2, 5, 16])
 @pytest.mark.parametrize("cost", [NULL, SMALL, GPU, CPU], ids=["null", "small", "gpu", "cpu"])
 @pytest.mark.parametrize("turnaround_s", [(0.0, 0.0), (0.0, 0.001), (0.0, 0.005), (0.004, 0.006)])
 def test_batching_is_never_slower_than_none(callers: int, cost: CostModel, turnaround_s: tuple[float, float]) -> None:
-    rows = 1500 if callers == 1 else 9000 if callers == 16 and cost is NULL else 4000
+    rows = 1500 if callers == 1 else 9000 if callers > 4 and cost is NULL else 4000
     batched, alone = loop(callers, cost, turnaround_s, 32, rows), loop(callers, cost, turnaround_s, 1, 1000)
     assert late_rate(batched) >= 0.95 * late_rate(alone)
 
