@@ -38,9 +38,9 @@ class Patience:
     Two things make a wait useless, and callers who each wait for their answer before they send the next row bring both
     about; with them, batching that waits is slower than none.
 
-    - All that can come are there. The last waits tell how many these are: with eight callers never more than eight. Once as
-      many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made in full
-      all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
+    - All that can come are there. The last waits tell how many these are: with eight callers never more than eight.
+      Once as many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made
+      in full all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
     - The wait holds up the callers whose next rows it waits for. Traffic that comes whatever the answers, comes at the
       same rate with the wait and without; callers bring fewer rows if it takes longer than it gains. So the rows a
       second are counted in periods with the wait and in short ones without (`TRIAL_SHARE` of the time), and once more

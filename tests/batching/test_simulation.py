@@ -8,7 +8,18 @@ from collections import Counter
 import pytest
 
 from batching import CloseReason, CostModel, Limits
-from batching.simulation import Arrival, ClosedLoop, Outcome, Trace, any_of, backlog, bursts, lognormal, poisson, simulate
+from batching.simulation import (
+    Arrival,
+    ClosedLoop,
+    Outcome,
+    Trace,
+    any_of,
+    backlog,
+    bursts,
+    lognormal,
+    poisson,
+    simulate,
+)
 
 CPU = CostModel(0.008, 0.0002)
 GPU = CostModel(0.005, 0.000002)
