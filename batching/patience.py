@@ -9,7 +9,7 @@ from dataclasses import dataclass
 #: So many waits are remembered.
 REMEMBERED = 32
 #: Share of the time that goes into full waits made only to see whether more rows would come now.
-PROBE_SHARE = 0.02
+PROBE_SHARE = 0.01
 #: A period holds at least so many batches, and lasts for `max_wait_s` at least.
 PERIOD_BATCHES = 8
 #: A trial is so many periods, after one that is not counted since it began in the state of things before.
@@ -21,7 +21,7 @@ TRIAL_SHARE = 0.08
 #: The same while more rows seem to come without the wait, but not surely.
 EAGER_TRIAL_SHARE = 0.3
 #: Share of the time in which waiting is tried, where it was found to cost rows.
-COUNTER_TRIAL_SHARE = 0.03
+COUNTER_TRIAL_SHARE = 0.02
 #: How many standard deviations more rows have to come without the wait to do without it.
 SURE = 2.0
 #: What the figures keep of their weight with each trial that follows.
