@@ -125,10 +125,10 @@ def test_a_batch_of_one_row_is_always_full() -> None:
 def test_a_row_that_is_about_to_expire_is_not_waited_for() -> None:
     batcher: Batcher[int] = Batcher(LIMITS)
     batcher.add(Row(0, 1, 0.0, deadline=0.5), 0.0)
-    wakeup = batcher.next_wakeup(0.0)
-    assert wakeup == pytest.approx(0.5 - DEADLINE_MARGIN_S)
+    closes = 0.5 - DEADLINE_MARGIN_S
+    assert batcher.next_wakeup(0.0) == closes
     assert batcher.due(0.4) is None
-    batch = batcher.due(wakeup)
+    batch = batcher.due(closes)
     assert batch is not None
     assert batch.reason is CloseReason.DEADLINE
 
