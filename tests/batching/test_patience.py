@@ -33,9 +33,8 @@ def late_rate(outcome: Outcome) -> float:
 @pytest.mark.parametrize("turnaround_s", [(0.0, 0.0), (0.0, 0.001), (0.0, 0.005), (0.004, 0.006)])
 def test_batching_is_never_slower_than_none(callers: int, cost: CostModel, turnaround_s: tuple[float, float]) -> None:
     # Long enough for what is tried now and then to be its share of the time.
-    # Long enough for what is tried now and then to be its share of the time.
-    rows = 12_000 if callers > 4 and cost is NULL else 2500
-    rows_alone = 2500 if callers < 3 or cost is NULL else 1000
+    rows = 12_000 if callers > 4 and cost is NULL else 2000
+    rows_alone = 2000 if callers < 3 or cost is NULL else 800
     batched, alone = loop(callers, cost, turnaround_s, 32, rows), loop(callers, cost, turnaround_s, 1, rows_alone)
     assert late_rate(batched) >= 0.95 * late_rate(alone)
 
