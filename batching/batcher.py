@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: How long before a row's deadline its batch is closed, seconds: it has to begin in time.
 DEADLINE_MARGIN_S = 0.02
+#: A row leads when it would expire within so many batches: it may not be the only one whose deadline is near.
+LOOK_AHEAD = 2
 
 
 class _Cause(Enum):
@@ -156,8 +158,8 @@ class Batcher(Generic[T]):
         candidates = self._candidates(level, self.limits.max_batch_size)
         rows = self._alike(candidates)
         if leading.deadlines:
-            ends = now + self.cost.model.seconds(max(row.tokens for row in rows) * len(rows)) + DEADLINE_MARGIN_S
-            urgent = leading.urgent(now, ends)
+            seconds = self.cost.model.seconds(max(row.tokens for row in rows) * len(rows))
+            urgent = leading.urgent(now, now + LOOK_AHEAD * seconds + DEADLINE_MARGIN_S)
             if not set(urgent) <= set(self._trimmed(rows, now)):
                 rest = set(urgent)
                 rows = self._alike([*urgent, *(row for row in candidates if row not in rest)])

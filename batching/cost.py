@@ -30,6 +30,8 @@ class CostModel:
 
 #: A guess for a device that nothing is known of.
 PRIOR = CostModel(overhead_s=0.005, token_s=0.00005)
+#: Nothing is measured to be shorter, seconds: a clock may not tell the ends of a batch apart.
+LEAST_S = 1e-6
 #: A token that takes no time at all would make every batch free.
 LEAST_TOKEN_S = 1e-9
 
@@ -48,10 +50,8 @@ class CostFit:
 
     def add(self, padded_tokens: int, seconds: float) -> None:
         """A batch of so many padded tokens took so long."""
-        if seconds <= 0:
-            return
         self._sums = [KEPT * value for value in self._sums]
-        self._add(padded_tokens, seconds, 1.0)
+        self._add(padded_tokens, max(LEAST_S, seconds), 1.0)
         self.model = self._solved()
 
     def _add(self, tokens: float, seconds: float, weight: float) -> None:

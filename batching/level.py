@@ -53,9 +53,9 @@ class Level(Generic[T]):
             self.rows.sort(key=lambda row: (max(row.tag, clock), row.enqueued_at))
         return self.rows
 
-    def urgent(self, now: float, ends: float) -> list[Row[T]]:
-        """The rows that have not expired yet but would before `ends`, the earliest deadline first."""
-        rows = [row for row in self.rows if row.deadline is not None and now < row.deadline <= ends]
+    def urgent(self, now: float, until: float) -> list[Row[T]]:
+        """The rows that have not expired yet but will have by `until`, the earliest deadline first."""
+        rows = [row for row in self.rows if row.deadline is not None and now < row.deadline <= until]
         return sorted(rows, key=lambda row: row.deadline or 0.0)
 
     def serve(self, rows: Sequence[Row[T]]) -> None:

@@ -6,10 +6,10 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-#: So many full waits are remembered.
-REMEMBERED = 8
+#: So many waits are remembered.
+REMEMBERED = 32
 #: Share of the time that goes into full waits made only to see whether more rows would come now.
-PROBE_SHARE = 0.02
+PROBE_SHARE = 0.01
 #: A period holds at least so many batches, and lasts for `max_wait_s` at least.
 PERIOD_BATCHES = 8
 #: A trial is so many periods, after one that is not counted since it began in the state of things before.
@@ -18,8 +18,10 @@ TRIAL_PERIODS = 4
 LONGEST_PAUSE = 40
 #: Share of the time in which it is tried not to wait.
 TRIAL_SHARE = 0.08
+#: The same while more rows seem to come without the wait, but not surely.
+EAGER_TRIAL_SHARE = 0.3
 #: Share of the time in which waiting is tried, where it was found to cost rows.
-COUNTER_TRIAL_SHARE = 0.03
+COUNTER_TRIAL_SHARE = 0.02
 #: How many standard deviations more rows have to come without the wait to do without it.
 SURE = 2.0
 #: What the figures keep of their weight with each trial that follows.
@@ -36,9 +38,9 @@ class Patience:
     Two things make a wait useless, and callers who each wait for their answer before they send the next row bring both
     about; with them, batching that waits is slower than none.
 
-    - All that can come are there. Full waits tell how many these are: with eight callers never more than eight. Once as
-      many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made in full
-      all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
+    - All that can come are there. The last waits tell how many these are: with eight callers never more than eight.
+      Once as many rows wait, the batch need not wait for the rest of its time (`enough`). Now and then a wait is made
+      in full all the same, for `PROBE_SHARE` of the time at most, to see whether more would come.
     - The wait holds up the callers whose next rows it waits for. Traffic that comes whatever the answers, comes at the
       same rate with the wait and without; callers bring fewer rows if it takes longer than it gains. So the rows a
       second are counted in periods with the wait and in short ones without (`TRIAL_SHARE` of the time), and once more
@@ -48,8 +50,9 @@ class Patience:
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
-        self._full_waits: deque[int] = deque(maxlen=REMEMBERED)
-        self._last_full_wait = -math.inf
+        #: How many rows had come when waits ended, in full or because they were enough.
+        self._seen: deque[int] = deque(maxlen=REMEMBERED)
+        self._probed = -math.inf
         self._waiting = _Rate()
         self._hasty = _Rate()
         #: What the period that runs counts for.
@@ -66,22 +69,26 @@ class Patience:
         """So many rows waiting are worth no more waiting; infinity when that is to be found out."""
         if self._now_for is self._hasty:
             return 1
-        if not self._full_waits or (now - self._last_full_wait) * PROBE_SHARE > self._max_wait_s:
+        if not self._seen or (now - self._probed) * PROBE_SHARE > self._max_wait_s:
             return math.inf
-        return max(self._full_waits)
+        return max(self._seen)
 
     def waited_in_full(self, rows: int, now: float) -> None:
         """After the longest wait so many rows were there."""
-        self._full_waits.append(rows)
-        self._last_full_wait = now
+        if not self._seen or rows >= max(self._seen):
+            # With fewer, it does not tell whether more than usual would come.
+            self._probed = now
+        self._seen.append(rows)
 
     def closed_early(self, rows: int) -> None:
-        """A batch was closed because `enough` rows waited."""
-        if self._full_waits and rows > max(self._full_waits):
-            self._full_waits.append(rows)
+        """A batch was closed because `enough` rows waited: no fewer come."""
+        if self._seen and rows >= max(self._seen):
+            self._seen.append(rows)
 
     def left(self, rows: int, now: float) -> None:
         """A batch of so many rows was formed."""
+        if not self._max_wait_s:
+            return
         if not now - self._last <= LONGEST_PAUSE * self._max_wait_s:
             self._begin(now)
         else:
@@ -99,9 +106,11 @@ class Patience:
 
     def _end_period(self, seconds: float) -> None:
         """Counts it, and settles what the next one is to count for."""
-        usual, other, share = self._waiting, self._hasty, TRIAL_SHARE
-        if self._hasty.surely_above(self._waiting):
+        gain = self._hasty.above(self._waiting)
+        if gain > SURE:
             usual, other, share = self._hasty, self._waiting, COUNTER_TRIAL_SHARE
+        else:
+            usual, other, share = self._waiting, self._hasty, EAGER_TRIAL_SHARE if gain > SURE / 2 else TRIAL_SHARE
         self._owed_s += (share if self._now_for is usual else share - 1) * seconds
         if self._trial_left <= TRIAL_PERIODS:
             self._now_for.add(self._rows, seconds)
@@ -141,13 +150,13 @@ class _Rate:
         self.periods *= KEPT
         self.scatter *= KEPT
 
-    def surely_above(self, other: _Rate) -> bool:
-        """Whether more rows a second came than for `other`, beyond chance."""
+    def above(self, other: _Rate) -> float:
+        """By how many standard deviations more rows a second came than for `other`; 0 when one is unknown."""
         if not self.rows or not other.rows:
-            return False
+            return 0.0
         dispersion = (self.scatter + other.scatter + PRIOR_PERIODS) / (self.periods + other.periods + PRIOR_PERIODS)
         rate, other_rate = self.rows / self.seconds, other.rows / other.seconds
-        return rate - other_rate > SURE * math.sqrt(dispersion * (rate / self.seconds + other_rate / other.seconds))
+        return (rate - other_rate) / math.sqrt(dispersion * (rate / self.seconds + other_rate / other.seconds))
 
 
 class ArrivalRate:

@@ -67,15 +67,16 @@ class Scheduler(Generic[T]):
         assert batch is not None
         seconds = chosen.batcher.cost.model.seconds(batch.padded_tokens)
         self._shares.charge(level, waiting, seconds)
-        self._advance(chosen, seconds / _weight(age_s), floor)
+        self._advance(chosen, seconds, _weight(age_s), floor)
         return chosen.batcher, batch
 
-    def _advance(self, chosen: _Place[T], used_s: float, floor: float) -> None:
-        chosen.used_s += used_s
+    def _advance(self, chosen: _Place[T], seconds: float, weight: float, floor: float) -> None:
+        chosen.used_s += seconds / weight
         for place in self._places:
-            # Who had nothing to run meanwhile saves nothing up.
-            if not len(place.batcher):
-                place.used_s = max(place.used_s, floor)
+            # Who has nothing to run saves nothing up. What it is ahead melts by the whole time of the others' batches,
+            # whatever their age: a trickle that needs less than an equal part is served as it comes.
+            if place is not chosen and not len(place.batcher):
+                place.used_s = max(place.used_s - seconds * (1 - 1 / weight), floor)
 
 
 def _weight(age_s: float) -> float:

@@ -234,6 +234,7 @@ class _Run:
             self._arrive(now)
             found = self._scheduler.due(now)
             if found is not None:
+                self._lease_all(now)
                 now = self._run_batch(*found, now)
                 continue
             moments = [self._coming[0][0]] if self._coming else []
@@ -246,16 +247,22 @@ class _Run:
     def _arrive(self, now: float) -> None:
         while self._coming and self._coming[0][0] <= now:
             arrival = heapq.heappop(self._coming)[2]
-            self._models[arrival.model].queues[arrival.level].append(arrival)
-        for model in self._models.values():
-            self._lease(model, now)
+            model = self._models[arrival.model]
+            model.queues[arrival.level].append(arrival)
+            self._lease(model, arrival.level, arrival.at)
 
-    def _lease(self, model: _Model, now: float) -> None:
-        for level, queue in enumerate(model.queues):
-            while queue and (self._window is None or model.batcher.rows_at(level) < self._window):
-                arrival = queue.popleft()
-                row = Row(arrival, arrival.tokens, arrival.at, level, arrival.flow, arrival.deadline)
-                model.batcher.add(row, now)
+    def _lease_all(self, now: float) -> None:
+        """A batch has left room."""
+        for model in self._models.values():
+            for level in range(LEVELS):
+                self._lease(model, level, now)
+
+    def _lease(self, model: _Model, level: int, now: float) -> None:
+        queue = model.queues[level]
+        while queue and (self._window is None or model.batcher.rows_at(level) < self._window):
+            arrival = queue.popleft()
+            row = Row(arrival, arrival.tokens, arrival.at, level, arrival.flow, arrival.deadline)
+            model.batcher.add(row, now)
 
     def _run_batch(self, batcher: Batcher[Arrival], batch: Batch[Arrival], now: float) -> float:
         """Returns when it ended."""
