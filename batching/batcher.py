@@ -81,6 +81,8 @@ class Batcher(Generic[T]):
 
     def add(self, row: Row[T], now: float) -> None:
         """Take a row in. Raises `RowTooLong` for a row that fits no batch; it is not taken in."""
+        if not 0 <= row.level < LEVELS:
+            raise ValueError(f"the levels are 0 to {LEVELS - 1}, not {row.level}")
         if row.tokens > self.limits.max_batch_tokens:
             raise RowTooLong(row.tokens, self.limits.max_batch_tokens)
         self._levels[row.level].add(row)

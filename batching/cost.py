@@ -22,6 +22,9 @@ class CostModel:
     def seconds(self, padded_tokens: float) -> float:
         return self.overhead_s + self.token_s * padded_tokens
 
+    def scaled(self, factor: float) -> CostModel:
+        return CostModel(self.overhead_s * factor, self.token_s * factor)
+
     @property
     def overhead_tokens(self) -> float:
         """How many padded tokens take as long as a batch's overhead: what one more batch costs."""
@@ -45,14 +48,22 @@ class CostFit:
     def __init__(self, prior: CostModel = PRIOR) -> None:
         self.model = prior
         self._sums = [0.0] * 5
-        self._add(0, prior.seconds(0), PRIOR_WEIGHT)
-        self._add(1000, prior.seconds(1000), PRIOR_WEIGHT)
+        self._measured = False
 
     def add(self, padded_tokens: int, seconds: float) -> None:
         """A batch of so many padded tokens took so long."""
+        seconds = max(LEAST_S, seconds)
+        if not self._measured:
+            # Until sizes differ nothing tells one part from the other: they keep their ratio.
+            self._measured = True
+            self._assume(self.model.scaled(seconds / self.model.seconds(padded_tokens)))
         self._sums = [KEPT * value for value in self._sums]
-        self._add(padded_tokens, max(LEAST_S, seconds), 1.0)
+        self._add(padded_tokens, seconds, 1.0)
         self.model = self._solved()
+
+    def _assume(self, model: CostModel) -> None:
+        for tokens in (0, 1000):
+            self._add(tokens, model.seconds(tokens), PRIOR_WEIGHT)
 
     def _add(self, tokens: float, seconds: float, weight: float) -> None:
         weight /= seconds

@@ -88,7 +88,8 @@ class Shares:
         highest, *lower = waiting
         for level in range(LEVELS):
             if level not in lower:
-                self._credits[level] = 0.0
+                # What it has earned is lost, what it owes is not: it may empty with each batch that it leads.
+                self._credits[level] = min(0.0, self._credits[level])
         if lower and not self._lower_led:
             richest = max(lower, key=lambda level: self._credits[level])
             if self._credits[richest] > 0 and self._credits[richest] >= self._usual_s:

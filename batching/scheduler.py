@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -67,15 +68,17 @@ class Scheduler(Generic[T]):
         assert batch is not None
         seconds = chosen.batcher.cost.model.seconds(batch.padded_tokens)
         self._shares.charge(level, waiting, seconds)
-        self._advance(chosen, seconds, _weight(age_s), floor)
+        self._advance(chosen, seconds, _weight(age_s), floor, due)
         return chosen.batcher, batch
 
-    def _advance(self, chosen: _Place[T], seconds: float, weight: float, floor: float) -> None:
+    def _advance(
+        self, chosen: _Place[T], seconds: float, weight: float, floor: float, due: Sequence[_Place[T]]
+    ) -> None:
         chosen.used_s += seconds / weight
         for place in self._places:
             # Who has nothing to run saves nothing up. What it is ahead melts by the whole time of the others' batches,
             # whatever their age: a trickle that needs less than an equal part is served as it comes.
-            if place is not chosen and not len(place.batcher):
+            if place not in due or (place is not chosen and not len(place.batcher)):
                 place.used_s = max(place.used_s - seconds * (1 - 1 / weight), floor)
 
 

@@ -169,7 +169,7 @@ class Outcome:
 
     @property
     def mean_s(self) -> float:
-        return sum(self._latencies) / len(self._latencies)
+        return sum(self._latencies) / len(self._latencies) if self._latencies else 0.0
 
     @property
     def closed_by(self) -> Counter[CloseReason]:

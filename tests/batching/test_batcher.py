@@ -281,3 +281,13 @@ class DeviceThatIsAlwaysFree(RuleBasedStateMachine):
 
 
 TestDeviceThatIsAlwaysFree = DeviceThatIsAlwaysFree.TestCase
+
+
+@pytest.mark.parametrize("level", [-1, LEVELS])
+def test_a_row_of_no_level_is_refused(level: int) -> None:
+    with pytest.raises(ValueError, match="levels"):
+        filled().add(Row(0, 1, 0.0, level), 0.0)
+
+
+def test_a_row_that_nothing_can_join_does_not_wait() -> None:
+    assert filled((40, 0.0)).due(0.0) is not None

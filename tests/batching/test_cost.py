@@ -70,3 +70,11 @@ def test_one_batch_that_took_a_hundred_times_as_long_changes_little(device: Cost
     fit.add(1000, 100 * device.seconds(1000))
     for tokens in (100, 1000, 10_000):
         assert fit.model.seconds(tokens) == pytest.approx(before.seconds(tokens), rel=0.15)
+
+
+@pytest.mark.parametrize("seconds", [0.0005, 0.5])
+def test_batches_of_one_size_leave_the_parts_in_the_ratio_that_was_assumed(seconds: float) -> None:
+    fit = CostFit()
+    for _ in range(50):
+        fit.add(32, seconds)
+    assert fit.model.overhead_tokens == pytest.approx(CostFit().model.overhead_tokens, rel=0.01)

@@ -114,3 +114,16 @@ def test_each_lower_level_gets_its_share_whatever_its_batches_take() -> None:
 def test_shares_that_leave_the_highest_level_less_than_half_are_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
         Shares(share)
+
+
+def test_a_lower_level_that_empties_with_each_batch_keeps_its_debt() -> None:
+    shares = Shares(0.1)
+    used = {0: 0.0, 3: 0.0}
+    waiting = [0, 3]
+    for _ in range(20_000):
+        level = shares.pick(waiting)
+        seconds = 0.5 if level else 0.005
+        shares.charge(level, waiting, seconds)
+        used[level] += seconds
+        waiting = [0] if level else [0, 3]
+    assert used[3] <= 0.12 * sum(used.values())

@@ -114,3 +114,17 @@ def test_without_rows_nothing_is_due() -> None:
     scheduler.serve(Batcher(LIMITS))
     assert scheduler.due(1e9) is None
     assert scheduler.next_wakeup(1e9) is None
+
+
+def test_a_model_that_waits_for_its_batch_saves_no_time_up() -> None:
+    scheduler: Scheduler[str] = Scheduler()
+    busy: Batcher[str] = Batcher(Limits(1, 10_000, 0.0))
+    slow: Batcher[str] = Batcher(Limits(100, 10_000, 1e6))
+    scheduler.serve(busy)
+    scheduler.serve(slow)
+    slow.add(Row("slow", 10, 0.0), 0.0)
+    for _ in range(200):
+        busy.add(Row("busy", 10, 0.0), 0.0)
+        assert scheduler.due(0.0) is not None
+    used = [place.used_s for place in scheduler._places]
+    assert used[1] >= 0.98 * used[0]
