@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import jsonschema
@@ -62,6 +63,15 @@ def test_prefer_wait_that_is_too_short_is_answered_with_202(client: httpx.Client
     answer = submit(client, {"model": "slow", "input": 1}, Prefer="wait=0.2")
     assert answer.status_code == 202
     assert client.get(answer.headers["location"], params={"wait": 5}).json()["output"] == 1.0
+
+
+def test_callers_that_vanish_while_their_batch_forms_take_nobody_along(client: httpx.Client) -> None:
+    for _ in range(12):
+        with suppress(httpx.ReadTimeout):
+            client.post("/v1/jobs", json={"model": "slow", "input": 0.1}, headers={"Prefer": "wait=5"}, timeout=0.02)
+    wait_until(lambda: waiters(client) == 0, description="nobody waits for those who have gone")
+    answer = submit(client, {"model": "slow", "input": 0.0}, Prefer="wait=5")
+    assert (answer.status_code, answer.json()["output"]) == (200, 0.0)
 
 
 def test_a_wait_over_the_limit_is_cut_to_it(client: httpx.Client) -> None:
