@@ -96,6 +96,8 @@ class DeviceLoop:
 
     def _run_batch(self, staged: Staged) -> None:
         lane = staged.lane
+        for row in staged.rows:
+            row.job.begun = True
         begin = time.monotonic()
         expected_s = lane.batcher.cost.model.seconds(staged.padded_tokens)
         followed = expected_s >= WORTH_STAGING_S and lane.foreseen >= TRUSTED

@@ -126,7 +126,7 @@ class Drain:
         """Give back what is still held. A batch that did not end in time keeps its leases until they run out, which
         counts its attempts, unless people want the worker gone at once.
         """
-        if not finished and any(held.job.claimed for held in self.snapshot()):
+        if not finished and any(held.job.begun for held in self.snapshot()):
             log.error("The running batch did not end in time.", extra={"given_back": self._grace.is_cut})
         for lane in [feeder.lane for feeder in self._feeders]:
             try:

@@ -248,7 +248,7 @@ class Feeder:
             # The inputs are not needed any more, and may be large.
             job.inputs = []
             if job.rows_left == 0:
-                job.claimed = True
+                job.claimed = job.begun = True
                 ended.append(finished(job, self.lane.served, now_wall))
         self._rows_per_message += 0.2 * (max(1.0, len(rows) / len(jobs)) - self._rows_per_message)
         self.lane.add(jobs, rows, now)

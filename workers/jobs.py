@@ -46,6 +46,8 @@ class Job:
     #: The device has taken it, or it was dropped before: neither happens to the same job.
     claimed: bool = False
     dropped: bool = False
+    #: Rows of it have run, or run now; until then a worker that stops gives it back.
+    begun: bool = False
     outputs: list[object | RowError] = field(default_factory=list)
     rows_left: int = 0
     #: Rows that the device has not taken yet.

@@ -214,10 +214,11 @@ class Lane:
         return len(lost)
 
     def release_waiting(self) -> int:
-        """Give back the jobs that the device has not claimed, to the front of the queue; returns how many."""
+        """Give back the jobs that have not begun, to the front of the queue; returns how many. Nothing may run after."""
         with self._lock:
-            tags = [job.lease.tag for job in self._waiting()]
-            self.batcher.remove(lambda row: not row.job.claimed)
+            jobs = [job for job in self.held.values() if job is not None]
+            tags = [job.lease.tag for job in jobs if not job.begun and not job.dropped]
+            self.batcher.remove(lambda row: not row.job.begun)
         return self._release(tags)
 
     def release_all(self) -> int:
