@@ -214,7 +214,7 @@ class Lane:
         return len(lost)
 
     def release_waiting(self) -> int:
-        """Give back the jobs that have not begun, to the front of the queue; returns how many. Nothing may run after."""
+        """Give back the jobs that have not begun, to the front of the queue; returns how many. Nothing runs after."""
         with self._lock:
             jobs = [job for job in self.held.values() if job is not None]
             tags = [job.lease.tag for job in jobs if not job.begun and not job.dropped]
