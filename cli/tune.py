@@ -68,6 +68,8 @@ def tune(
     if model not in settings.models:
         raise CommandError(f"there is no model {model}: the settings name {', '.join(settings.models)}")
     place = Path(f"sheaf-tune-{model}.png") if plot is None else plot
+    if place.suffix != ".png":
+        raise CommandError(f"{place}: the picture is a PNG, so name a file that ends in .png")
     for file in (place, as_json):
         if file is not None and not file.absolute().parent.is_dir():
             raise CommandError(f"{file}: there is no folder {file.absolute().parent}")

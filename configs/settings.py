@@ -188,9 +188,12 @@ class ModelSettings(_Section):
             )
         sizes = self.preferred_batch_sizes
         if sizes != sorted(set(sizes)):
-            raise ValueError("preferred_batch_sizes must ascend, and name no size twice")
+            raise ValueError(f"preferred_batch_sizes must ascend, and name no size twice: {sizes}")
         if sizes and sizes[-1] > self.max_batch_size:
-            raise ValueError("preferred_batch_sizes names a size over max_batch_size: no batch could hold so many rows")
+            raise ValueError(
+                f"preferred_batch_sizes names {sizes[-1]}, and max_batch_size is {self.max_batch_size}: "
+                "no batch could hold so many rows"
+            )
         return self
 
 

@@ -114,7 +114,7 @@ class Report:
         cost, fit, measured = self.fit.cost, self.fit, self.measured
         lines = [
             f"{self.model} on {self.device}",
-            f"Traffic: {self.traffic.source}; {self.traffic.rate:,.4g} rows/s, "
+            f"Traffic: {self.traffic.source}; {self.traffic.rate:,.1f} rows/s, "
             f"tokens p50 {self.traffic.quantile(0.5)}, p99 {self.traffic.quantile(0.99)}",
             f"A batch takes {cost.overhead_s * 1e3:,.4g} ms + {cost.token_s * 1e6:,.4g} us a padded token "
             f"({len(measured.ran)} sizes; off by {fit.mean_error:.0%} on average, {fit.worst_error:.0%} at worst); "
@@ -148,7 +148,7 @@ class Report:
 
     def _choice_text(self) -> str:
         told = f"Recommended: {words(self.chosen.limits)}\n"
-        told += f"Predicted: p99 {_ms(self.chosen.p99_s)}, {self.chosen.capacity:,.4g} rows/s from a full queue"
+        told += f"Predicted: p99 {_ms(self.chosen.p99_s)}, {self.chosen.capacity:,.1f} rows/s from a full queue"
         if not self.kept:
             assert self.p99_s is not None
             told += f"\nNO SETTING keeps a p99 of {_ms(self.p99_s)} at this traffic: this one comes closest"
@@ -202,7 +202,8 @@ def _beside(name: str, predicted: float, measured: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.4g} ms"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.4g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
 
 
 def _thinned(candidates: list[Candidate], most: int) -> list[Candidate]:

@@ -86,7 +86,9 @@ def tune(task: Task, progress: Progress) -> Report:
     place = Place(found.cost, service, task.settings.workers.prefetch_batches, measured.aside_s)
     bounds = _bounds(task, measured, rows, longest_row)
     candidates, present = _searched(task, traffic, place, bounds, progress)
-    chosen, kept = choose(candidates, task.p99_s)
+    # What runs today is known to run, even where it is larger than what was measured.
+    known = candidates if present is None or present in candidates else [*candidates, present]
+    chosen, kept = choose(known, task.p99_s)
     report = Report(
         model=task.spec.name,
         device=task.device,
@@ -95,7 +97,7 @@ def tune(task: Task, progress: Progress) -> Report:
         fit=found,
         service=service,
         candidates=candidates,
-        frontier=frontier(candidates),
+        frontier=frontier(known),
         present=present,
         present_limits=task.present,
         chosen=chosen,
@@ -176,7 +178,7 @@ def _searched(
     if not candidates:
         most = max(place.capacity(traffic, Limits(size, bounds.tokens_of(size), 0.0)) for size in sizes)
         raise TuningError(
-            f"no setting keeps up with {traffic.rate:,.4g} rows/s: the most is {most:,.4g} rows/s; "
+            f"no setting keeps up with {traffic.rate:,.1f} rows/s: the most is {most:,.1f} rows/s; "
             "add devices, or tune for a lower --rate"
         )
     present = next((one for one in candidates if one.limits == task.present), None)

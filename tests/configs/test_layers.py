@@ -97,7 +97,7 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
         ),
         ({"models": {"minilm": {"preferred_batch_sizes": [8, 4]}}}, "must ascend, and name no size twice"),
         ({"models": {"minilm": {"preferred_batch_sizes": [8, 8]}}}, "must ascend, and name no size twice"),
-        ({"models": {"minilm": {"preferred_batch_sizes": [8, 64]}}}, "names a size over max_batch_size"),
+        ({"models": {"minilm": {"preferred_batch_sizes": [8, 64]}}}, "names 64, and max_batch_size is 32"),
         ({"models": {"minilm": {"preferred_batch_sizes": [0]}}}, "Input should be greater than or equal to 1"),
         ({"broker": {"max_queue_depth": 8}}, "broker.max_queue_depth is below models.minilm.max_batch_size"),
         ({"workers": {"prefetch_batches": 0}}, "workers.prefetch_batches (from {file}): Input should be greater"),
