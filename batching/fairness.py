@@ -104,3 +104,10 @@ class Shares:
         self._lower_led = level != waiting[0]
         if self._lower_led:
             self._credits[level] -= seconds
+
+    def correct(self, level: int, waiting: Sequence[int], seconds: float) -> None:
+        """The batch that `charge` was told of took so many seconds more than it was charged, or fewer if negative."""
+        for lower in waiting[1:]:
+            self._credits[lower] += self._share * seconds
+        if level != waiting[0]:
+            self._credits[level] -= seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from batching.batcher import Batcher
@@ -25,6 +25,18 @@ class _Place(Generic[T]):
 
     batcher: Batcher[T]
     used_s: float = 0.0
+    #: What batches that have not ended were charged, by the identity of the batch.
+    charges: dict[int, _Charge] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What a batch was expected to take, and for whom it counts."""
+
+    level: int
+    waiting: Sequence[int]
+    seconds: float
+    weight: float
 
 
 class Scheduler(Generic[T]):
@@ -67,9 +79,18 @@ class Scheduler(Generic[T]):
         batch = chosen.batcher.due(now, level)
         assert batch is not None
         seconds = chosen.batcher.cost.model.seconds(batch.padded_tokens)
+        weight = _weight(age_s)
         self._shares.charge(level, waiting, seconds)
-        self._advance(chosen, seconds, _weight(age_s), floor, due)
+        self._advance(chosen, seconds, weight, floor, due)
+        chosen.charges[id(batch)] = _Charge(level, waiting, seconds, weight)
         return chosen.batcher, batch
+
+    def ended(self, batcher: Batcher[T], batch: Batch[T], seconds: float) -> None:
+        """A batch that was due has taken so many seconds; 0 when it was not run. What it was charged is set right."""
+        place = next(place for place in self._places if place.batcher is batcher)
+        charge = place.charges.pop(id(batch))
+        place.used_s += (seconds - charge.seconds) / charge.weight
+        self._shares.correct(charge.level, charge.waiting, seconds - charge.seconds)
 
     def _advance(
         self, chosen: _Place[T], seconds: float, weight: float, floor: float, due: Sequence[_Place[T]]

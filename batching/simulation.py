@@ -268,6 +268,7 @@ class _Run:
         """Returns when it ended."""
         seconds = self._cost.seconds(batch.padded_tokens)
         batcher.cost.add(batch.padded_tokens, seconds)
+        self._scheduler.ended(batcher, batch, seconds)
         self._batches.append(batch)
         self._busy_s += seconds
         ended = now + seconds

@@ -111,7 +111,8 @@ class DeviceLoop:
         lane.foreseen += 0.2 * ((infer_s <= FORESEEN * expected_s + FORESEEN_S) - lane.foreseen)
         with self._lock:
             lane.batcher.cost.add(staged.padded_tokens, infer_s)
-        self._settling.put(RunBatch(lane, staged.rows, inferred, infer_s, staged.longest, staged.reason))
+            self._stager.ended(lane, staged.batch, infer_s)
+        self._settling.put(RunBatch(lane, staged.rows, inferred, infer_s, staged.longest, staged.batch.reason))
 
     def _set_running(self, run: _Run | None) -> None:
         with self._run_changed:

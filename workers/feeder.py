@@ -59,8 +59,8 @@ class Feeder:
         self._may_hold = [True] * len(PRIORITY_STEPS)
         #: When to look at all lists whatever is known of them; what other workers give back wakes nobody.
         self._look_at = 0.0
-        #: Rows of a message, lately: leases are counted in messages.
-        self._rows_per_message = 1.0
+        #: Rows of a message, lately: leases are counted in messages. None while that is to be found out.
+        self._rows_per_message: float | None = None
         self._waiters = [_Waiter(self, level) for level in range(len(PRIORITY_STEPS))]
         self._thread = core_thread(f"feeder {lane.queue}", self._run)
 
@@ -137,10 +137,9 @@ class Feeder:
 
         Small change is not worth a round trip while the device has work.
         """
+        rows_per_message = self._rows_per_message or self._limits.max_batch_size
         rooms = [self._depth_rows - self.lane.ahead(level) for level in range(len(PRIORITY_STEPS))]
-        return [
-            math.ceil(room / self._rows_per_message) if room >= self._limits.max_batch_size else 0 for room in rooms
-        ]
+        return [math.ceil(room / rows_per_message) if room >= self._limits.max_batch_size else 0 for room in rooms]
 
     def _note_waiting(self, rooms: Sequence[int], waiting: Sequence[int]) -> None:
         """A list that is empty now is watched until it holds something."""
@@ -250,7 +249,9 @@ class Feeder:
             if job.rows_left == 0:
                 job.claimed = job.begun = True
                 ended.append(finished(job, self.lane.served, now_wall))
-        self._rows_per_message += 0.2 * (max(1.0, len(rows) / len(jobs)) - self._rows_per_message)
+        rows_per_message = max(1.0, len(rows) / len(jobs))
+        before = self._rows_per_message or rows_per_message
+        self._rows_per_message = before + 0.2 * (rows_per_message - before)
         self.lane.add(jobs, rows, now)
         if self.lane.kind.notes_traffic:
             self.lane.traffic.add(rows)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import orjson
@@ -50,8 +52,9 @@ class Job:
     begun: bool = False
     outputs: list[object | RowError] = field(default_factory=list)
     rows_left: int = 0
-    #: Rows that the device has not taken yet.
+    #: Rows that the device has not taken yet, and those of them that the batcher has not been given yet.
     rows_waiting: int = 0
+    rest: deque[Any] = field(default_factory=deque)
     #: Longest row, tokens.
     tokens: int = 0
     encode_s: float = 0.0

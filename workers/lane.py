@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,6 +97,8 @@ class Lane:
         #: By priority. A job counts no more than a quarter of a batch: others' must be leased beside a long one.
         self._ahead = [0] * LEVELS
         self._most_of_one = max(1, kind.limits.max_batch_size // 4)
+        #: Rows of one job that are in the batcher at once: it looks at all of them for each batch.
+        self._window = 2 * kind.limits.max_batch_size
         self._broker = broker
         self._lock = lock
         self._is_revoked = is_revoked
@@ -115,7 +118,14 @@ class Lane:
             for job in jobs:
                 self.held[job.lease.tag] = job
                 self._ahead[job.level] += min(job.rows_waiting, self._most_of_one)
+            given: Counter[Job] = Counter()
             for row in rows:
+                job = row.payload.job
+                if job.many:
+                    given[job] += 1
+                    if given[job] > self._window:
+                        job.rest.append(row)
+                        continue
                 self.batcher.add(row, now)
             self._lock.notify_all()
 
@@ -130,6 +140,27 @@ class Lane:
             job.rows_waiting -= 1
             if job.rows_waiting < self._most_of_one:
                 self._ahead[job.level] -= 1
+            if job.rest:
+                self.batcher.add(job.rest.popleft(), time.monotonic())
+        self.feed.set()
+
+    def drop(self, jobs: Iterable[Job]) -> None:
+        """These jobs will not run, nor will what is left of them."""
+        with self._lock:
+            for job in jobs:
+                job.dropped = True
+            self._remove_rows(jobs)
+
+    def _remove_rows(self, jobs: Iterable[Job]) -> None:
+        """The rows of these jobs that wait leave the batcher. Called with the lanes' lock held."""
+        gone = {job for job in jobs if job.rows_waiting}
+        if not gone:
+            return
+        self.batcher.remove(lambda row: row.job in gone)
+        for job in gone:
+            self._ahead[job.level] -= min(job.rows_waiting, self._most_of_one)
+            job.rows_waiting = 0
+            job.rest.clear()
         self.feed.set()
 
     def note_traffic(self) -> None:
@@ -152,7 +183,7 @@ class Lane:
                     continue
                 ending = self.not_to_run(job, now_wall)
                 if ending is not None:
-                    job.dropped = True
+                    self.drop([job])
                     claim.endings.append(ending)
                 elif job.id in self._claimed_ids:
                     claim.twins.append(job)
@@ -173,14 +204,8 @@ class Lane:
             for job in self._waiting():
                 ending = self.not_to_run(job, now_wall)
                 if ending is not None:
-                    job.dropped = True
                     endings.append(ending)
-            if endings:
-                self.batcher.remove(lambda row: row.job.dropped)
-                for ending in endings:
-                    self._ahead[ending.job.level] -= min(ending.job.rows_waiting, self._most_of_one)
-                    ending.job.rows_waiting = 0
-                self.feed.set()
+            self.drop([ending.job for ending in endings])
         return endings
 
     def not_to_run(self, job: Job, now_wall: float) -> Ending | None:
@@ -199,10 +224,11 @@ class Lane:
     def forget(self, tags: Iterable[bytes]) -> None:
         """These leases have ended."""
         with self._lock:
-            for tag in tags:
-                job = self.held.pop(tag, None)
-                if job is not None and job.claimed:
+            jobs = [job for tag in tags if (job := self.held.pop(tag, None)) is not None]
+            for job in jobs:
+                if job.claimed:
                     self._claimed_ids.discard(job.id)
+            self._remove_rows(jobs)
         self.fewer.set()
 
     def drop_lost(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batching import CloseReason, Scheduler
+from batching import Batch, Scheduler
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
 from workers.backoff import persist
 from workers.handover import Endings, Handover
@@ -36,7 +36,8 @@ class Staged:
     collated: Any
     #: Tokens of the longest row.
     longest: int
-    reason: CloseReason
+    #: As it was formed.
+    batch: Batch[RowRef]
     #: When its jobs were looked at; `time.monotonic`.
     since: float
 
@@ -98,12 +99,18 @@ class Stager:
         fresh = self._started_now(lane, taken, now)
         rows = [row for row in taken if lane.runs(row.job)]
         if not rows:
+            self.ended(lane, batch, 0.0)
             return None
         encoded = [row.encoded for row in rows]
         with self._watch.step("collate", lane):
             collated = lane.executor.collate(encoded)
         longest = max(row.tokens for row in encoded)
-        return Staged(lane, tuple(rows), tuple(fresh), collated, longest, batch.reason, now)
+        return Staged(lane, tuple(rows), tuple(fresh), collated, longest, batch, now)
+
+    def ended(self, lane: Lane, batch: Batch[RowRef], seconds: float) -> None:
+        """A batch that was due has taken so many seconds; 0 when none of it was run."""
+        with self._lock:
+            self._scheduler.ended(lane.batcher, batch, seconds)
 
     def looked_over(self, staged: Staged) -> Staged | None:
         """The batch as it may run now: one that was staged for long loses the jobs that nobody wants any more."""
@@ -113,11 +120,11 @@ class Stager:
         endings = [ending for job in staged.fresh if (ending := lane.not_to_run(job, now_wall)) is not None]
         if not endings:
             return staged
-        for ending in endings:
-            ending.job.dropped = True
+        lane.drop([ending.job for ending in endings])
         self._settling.put_at_once(Endings(lane, endings))
         rows = tuple(row for row in staged.rows if lane.runs(row.job))
         if not rows:
+            self.ended(lane, staged.batch, 0.0)
             return None
         return replace(staged, rows=rows, collated=None, longest=max(row.encoded.tokens for row in rows))
 
@@ -132,6 +139,7 @@ class Stager:
             for job in running:
                 job.started, job.started_at = now, now_wall
             self._started(running)
+            lane.drop(revoked)
             endings += [lane.revoked(job) for job in revoked]
         if endings:
             self._settling.put_at_once(Endings(lane, endings))

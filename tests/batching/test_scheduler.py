@@ -128,3 +128,26 @@ def test_a_model_that_waits_for_its_batch_saves_no_time_up() -> None:
         assert scheduler.due(0.0) is not None
     used = [place.used_s for place in scheduler._places]
     assert used[1] >= 0.98 * used[0]
+
+
+def test_shares_are_of_the_time_that_batches_took_not_of_what_was_expected() -> None:
+    randoms = random.Random(1)
+    scheduler: Scheduler[int] = Scheduler()
+    batchers = [Batcher[int](Limits(1, 100, 0.0)) for _ in range(2)]
+    for batcher in batchers:
+        scheduler.serve(batcher)
+    used, now = [0.0, 0.0], 0.0
+    while now < 300.0:
+        for level, batcher in ((0, batchers[0]), (3, batchers[1])):
+            if len(batcher) < 2:
+                batcher.add(Row(level, 1, now, level), now)
+        found = scheduler.due(now)
+        assert found is not None
+        batcher, batch = found
+        # The high one's batches are alike, the low one's are not, though nothing tells them apart.
+        seconds = 0.1 if batcher is batchers[0] else randoms.choice([0.001, 1.0])
+        now += seconds
+        used[batchers.index(batcher)] += seconds
+        batcher.cost.add(batch.padded_tokens, seconds)
+        scheduler.ended(batcher, batch, seconds)
+    assert 0.06 <= used[1] / now <= 0.14
