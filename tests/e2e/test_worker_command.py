@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
-from tests.conftest import free_port, wait_until
+from tests.conftest import wait_until
 from tests.services import Service, metric
 from tests.workers.conftest import celery_app
 
@@ -18,7 +21,13 @@ ECHO_ONLY: dict[str, object] = {"minilm": None, "echo": {"max_batch_size": 4}}
 
 @pytest.fixture
 def metrics_port() -> int:
-    return free_port()
+    """The first of two ports that are free; of a range that no other test draws its ports from."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def test_each_device_has_a_process_that_sees_it_alone(tmp_path: Path, valkey_url: str, metrics_port: int) -> None:
