@@ -99,11 +99,8 @@ class Shares:
     def charge(self, level: int, waiting: Sequence[int], seconds: float) -> None:
         """`level` led a batch of so many seconds while these waited."""
         self._usual_s = seconds if not self._usual_s else 0.8 * self._usual_s + 0.2 * seconds
-        for lower in waiting[1:]:
-            self._credits[lower] += self._share * seconds
         self._lower_led = level != waiting[0]
-        if self._lower_led:
-            self._credits[level] -= seconds
+        self.correct(level, waiting, seconds)
 
     def correct(self, level: int, waiting: Sequence[int], seconds: float) -> None:
         """The batch that `charge` was told of took so many seconds more than it was charged, or fewer if negative."""

@@ -10,6 +10,7 @@ import redis.asyncio
 
 from broker.faults import translated_async, tried_twice
 from broker.keys import Keys
+from broker.together import Together, fail
 
 #: Most jobs in one round trip; results may be large.
 MAX_TOGETHER = 64
@@ -20,31 +21,19 @@ _Entry = tuple[str, "asyncio.Future[Stored]"]
 
 
 class Reader:
-    """Collects reads while one is under way and sends them with the next one."""
+    """One process' reads of jobs."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        self._pending: list[_Entry] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self._together: Together[str, Stored] = Together(MAX_TOGETHER, self._answer)
 
     async def read(self, job_id: str) -> Stored:
         """What is stored of a job now. Raises `BrokerUnavailable`."""
-        future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        self._pending.append((job_id, future))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
-        return await future
+        return await self._together.ask(job_id)
 
-    async def _flush(self) -> None:
-        try:
-            while self._pending:
-                together, self._pending = self._pending[:MAX_TOGETHER], self._pending[MAX_TOGETHER:]
-                await self._answer([entry for entry in together if not entry[1].done()])
-        finally:
-            self._flusher = None
-
-    async def _answer(self, entries: Sequence[_Entry]) -> None:
+    async def _answer(self, asked: Sequence[_Entry]) -> None:
+        entries = [entry for entry in asked if not entry[1].done()]
         if not entries:
             return
         keys = self._keys
@@ -53,10 +42,7 @@ class Reader:
             async with translated_async(self._client):
                 found = cast("list[bytes | None]", await tried_twice(lambda: self._client.mget(names)))
         except Exception as error:
-            # Whatever it was, those who wait must hear of it.
-            for _, future in entries:
-                if not future.done():
-                    future.set_exception(error)
+            fail(entries, error)
             return
         for place, (_, future) in enumerate(entries):
             if not future.done():

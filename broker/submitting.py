@@ -18,6 +18,7 @@ from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
 from broker.lua import script_text
 from broker.message import encode
 from broker.results import encode_record
+from broker.together import Together, fail
 
 #: Most jobs in one script call; it bounds how long the server is held.
 MAX_TOGETHER = 256
@@ -34,7 +35,7 @@ _Entry = tuple[NewJob, "asyncio.Future[str]"]
 
 
 class Submitter:
-    """Collects jobs while a flush is under way and sends them with the next one."""
+    """One process' submits."""
 
     def __init__(
         self,
@@ -47,8 +48,7 @@ class Submitter:
         self._keys = keys
         self._max_queue_depth = max_queue_depth
         self._queues: dict[str, QueueKeys] = {}
-        self._pending: list[_Entry] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self._together: Together[NewJob, str] = Together(MAX_TOGETHER, self._send_all)
         self._script = script_text("submit")
         self._sha = sha1(self._script.encode(), usedforsecurity=False).hexdigest()
 
@@ -58,22 +58,13 @@ class Submitter:
         Raises `QueueFull`, `IdempotencyConflict`, or `BrokerUnavailable`; after the last the job may have been
         accepted all the same, if only the answer was lost.
         """
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._pending.append((job, future))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
-        return await future
+        return await self._together.ask(job)
 
-    async def _flush(self) -> None:
-        try:
-            while self._pending:
-                together, self._pending = self._pending[:MAX_TOGETHER], self._pending[MAX_TOGETHER:]
-                by_queue: defaultdict[str, list[_Entry]] = defaultdict(list)
-                for entry in together:
-                    by_queue[entry[0].queue].append(entry)
-                await asyncio.gather(*(self._send(queue, entries) for queue, entries in by_queue.items()))
-        finally:
-            self._flusher = None
+    async def _send_all(self, together: Sequence[_Entry]) -> None:
+        by_queue: defaultdict[str, list[_Entry]] = defaultdict(list)
+        for entry in together:
+            by_queue[entry[0].queue].append(entry)
+        await asyncio.gather(*(self._send(queue, entries) for queue, entries in by_queue.items()))
 
     async def _send(self, queue: str, entries: Sequence[_Entry]) -> None:
         try:
@@ -82,10 +73,7 @@ class Submitter:
                 # second run from queueing anything twice.
                 answers = await tried_twice(lambda: self._evaluate(self._queue_keys(queue), entries))
         except Exception as error:
-            # Whatever it was, those who wait must hear of it.
-            for _, future in entries:
-                if not future.done():
-                    future.set_exception(error)
+            fail(entries, error)
             return
         for (job, future), answer in zip(entries, answers, strict=True):
             if not future.done():
