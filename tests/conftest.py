@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis
@@ -48,10 +49,15 @@ def program(name: str) -> str:
     """The path of a program that a test needs. Without it the test fails in CI, and is skipped elsewhere."""
     found = shutil.which(name)
     if found is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{name} is missing: `make test` installs it on Debian as root")
-        pytest.skip(f"{name} is not installed")
+        lacking(name)
     return found
+
+
+def lacking(name: str) -> NoReturn:
+    """Something that a test needs is not there: the test fails in CI, and is skipped elsewhere."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{name} is missing: `make test` installs it on Debian as root")
+    pytest.skip(f"{name} is not installed")
 
 
 @pytest.fixture(scope="session")

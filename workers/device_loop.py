@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from broker import Broker
 from workers.handover import Handover, RunBatch
-from workers.jobs import Job
 from workers.lane import Lane
 from workers.staging import Staged, Stager
 from workers.threads import Grace, core_thread
@@ -43,20 +40,12 @@ class _Run:
 class DeviceLoop:
     """Runs batches of all lanes of one device, one at a time. `lock` is the lanes' lock."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        lock: threading.Condition,
-        settling: Handover,
-        started: Callable[[Sequence[Job]], None],
-        lost: Callable[[str, int], None],
-        watch: StepWatch,
-    ) -> None:
+    def __init__(self, stager: Stager, lock: threading.Condition, settling: Handover, watch: StepWatch) -> None:
         self._lock = lock
         self._settling = settling
         self._watch = watch
-        self._stopping = threading.Event()
-        self._stager = Stager(broker, lock, settling, started, lost, watch, self._stopping)
+        self._stopping = stager.stopping
+        self._stager = stager
         #: Held by the thread that stages.
         self._staging = threading.Lock()
         self._staged: Staged | None = None

@@ -33,6 +33,7 @@ from workers.keeper import Keeper
 from workers.lane import HeldJob, Lane
 from workers.loading import Loader
 from workers.settling import Settler
+from workers.staging import Stager
 from workers.threads import Grace, core_thread
 from workers.watch import StepWatch
 
@@ -81,7 +82,8 @@ class Drain:
         )
         self._feeders: list[Feeder] = []
         self._models = {name: loader.info for name, loader in loaders.items()}
-        self._device_loop = DeviceLoop(broker, self._lock, self._work, events.started, metrics.lost_leases, self._watch)
+        stager = Stager(broker, self._lock, self._work, events.started, metrics.lost_leases, self._watch)
+        self._device_loop = DeviceLoop(stager, self._lock, self._work, self._watch)
         self._settler = Settler(broker, self._work, metrics, lines, self._ended, events.buried, self._watch)
         self._keeper = Keeper(broker, lambda: list(self._feeders), self._info, metrics, keeper_ports, self._watch)
         self._stopping = threading.Event()

@@ -57,15 +57,15 @@ class Stager:
         started: Callable[[Sequence[Job]], None],
         lost: Callable[[str, int], None],
         watch: StepWatch,
-        stopping: threading.Event,
     ) -> None:
+        #: Set by whoever stops it: what waits for the broker then gives up.
+        self.stopping = threading.Event()
         self._broker = broker
         self._lock = lock
         self._settling = settling
         self._started = started
         self._lost = lost
         self._watch = watch
-        self._stopping = stopping
         self._scheduler: Scheduler[RowRef] = Scheduler()
         self._lanes: dict[int, Lane] = {}
 
@@ -79,7 +79,7 @@ class Stager:
     def wait(self) -> None:
         """Until a batch may be due, or the lanes have changed."""
         with self._lock:
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return
             now = time.monotonic()
             wakeup = self._scheduler.next_wakeup(now)
@@ -153,7 +153,7 @@ class Stager:
         try:
             answers = persist(
                 lambda: self._broker.start(lane.queue, starts),
-                self._stopping,
+                self.stopping,
                 log,
                 "The broker is away; the batch waits for it.",
             )

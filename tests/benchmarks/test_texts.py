@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.texts import MAX_TOKENS, MIXES, fixed, fortunes, mixed
+from tests.conftest import lacking
 
 FORTUNES = 15_217
 
@@ -40,8 +41,8 @@ def padding(tokens: list[int], size: int = 32) -> float:
 def installed() -> None:
     try:
         fortunes(1)
-    except BenchmarkError as error:
-        pytest.skip(str(error))
+    except BenchmarkError:
+        lacking("the package fortunes")
 
 
 def test_texts_of_one_length_are_of_one_length(tokenizer: Tokenizer) -> None:
