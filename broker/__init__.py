@@ -11,7 +11,19 @@ from broker.errors import (
     QueueFull,
     UnsupportedServer,
 )
-from broker.jobs import JobFailure, JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo, queue_name
+from broker.jobs import (
+    JobEvent,
+    JobFailure,
+    JobState,
+    JobStatus,
+    ModelInfo,
+    NewJob,
+    Priority,
+    QueueDepth,
+    Webhook,
+    WorkerInfo,
+    queue_name,
+)
 from broker.leases import Delayed, FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.sync import Broker
 from broker.traffic import TrafficRow
@@ -27,6 +39,7 @@ __all__ = [
     "FollowUp",
     "IdempotencyConflict",
     "JobEnded",
+    "JobEvent",
     "JobFailure",
     "JobState",
     "JobStatus",
@@ -44,6 +57,7 @@ __all__ = [
     "StartAnswer",
     "TrafficRow",
     "UnsupportedServer",
+    "Webhook",
     "WorkerInfo",
     "queue_name",
 ]

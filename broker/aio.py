@@ -17,15 +17,18 @@ import redis.asyncio
 
 from broker import pidbox
 from broker.connect import check_server_info, connect_async
+from broker.deliveries import DeliveryReader
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
 from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo
 from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys
 from broker.lua import script_text
+from broker.message import WEBHOOKS
 from broker.reading import Reader
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
 from broker.waiting import ResultListener, Waiter
+from broker.webhooks import told_of_drop
 
 #: How long, and how many, jobs that were cancelled or revoked are remembered; as long as their messages may wait.
 REVOKED_TTL_S = 7 * 86400
@@ -43,6 +46,7 @@ class AsyncBroker:
         self._result_ttl_s = result_ttl_s
         self._cancel = client.register_script(script_text("cancel"))
         self._reader = Reader(client, keys)
+        self.deliveries = DeliveryReader(client, keys)
         self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
@@ -161,7 +165,10 @@ class AsyncBroker:
         keys = self.keys
         async with translated_async(self._client):
             dropped = await self._cancel(
-                keys=[keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked],
+                keys=[
+                    *(keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked),
+                    keys.queue(WEBHOOKS).waiting[0],
+                ],
                 args=[
                     encode_dropped(job_id, status, reason, facts),
                     self._result_ttl_s,
@@ -170,6 +177,7 @@ class AsyncBroker:
                     job_id,
                     REVOKED_TTL_S,
                     MAX_REVOKED,
+                    told_of_drop(state, status, facts.finished_at),
                 ],
             )
         return bool(dropped)

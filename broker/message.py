@@ -15,12 +15,14 @@ from datetime import UTC, datetime
 import orjson
 
 from broker.errors import BadMessage
-from broker.jobs import NewJob
+from broker.jobs import NewJob, Webhook
 
 #: The task that every model queue carries.
 TASK_NAME = "sheaf.infer"
 #: The task, and its queue, that carries on where a job of somebody's canvas ended: link, chain, chord.
 CALLBACKS = "sheaf.callbacks"
+#: The queue of what webhooks are to be told; see `broker.webhooks`.
+WEBHOOKS = "sheaf.webhooks"
 
 #: The last second of the year 9999.
 LATEST = 253_402_300_799.0
@@ -53,6 +55,8 @@ class Message:
     request_id: str | None
     #: Whose job this is; "" for nobody in particular. Plain Celery producers say it with the header `sheaf_owner`.
     owner: str
+    #: Whom to tell of the job's end.
+    webhook: Webhook | None = None
 
 
 def encode(job: NewJob) -> bytes:
@@ -64,8 +68,12 @@ def encode(job: NewJob) -> bytes:
         job.payload,
         expires=None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat(),
         priority=int(job.priority),
-        own={"enqueued_at": job.created_at, "request_id": job.request_id, "owner": job.owner},
+        own={"enqueued_at": job.created_at, "request_id": job.request_id, "owner": job.owner, **_webhook(job)},
     )
+
+
+def _webhook(job: NewJob) -> dict[str, object]:
+    return {} if job.webhook is None else {"webhook": job.webhook.as_json()}
 
 
 def encode_callbacks(call_id: str, job_id: str, ended: bytes) -> bytes:
@@ -161,9 +169,18 @@ def decode(raw: bytes, max_bytes: int | None = None) -> Message:
             recorded=own is not None,
             request_id=own[1] if own else None,
             owner=own[2] if own else _owner(headers.get("sheaf_owner"), "sheaf_owner"),
+            webhook=Webhook.of_json(headers["sheaf"].get("webhook")) if own else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
+
+
+def salvaged_webhook(raw: bytes) -> Webhook | None:
+    """Whom a message that `decode` refuses wants told of its end, as far as that can be read."""
+    try:
+        return Webhook.of_json(orjson.loads(raw)["headers"]["sheaf"].get("webhook"))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _over(raw: bytes, max_bytes: int | None) -> str:

@@ -25,6 +25,7 @@ PERMANENT_KEYS = (
     "sheaf:delayed",
     "sheaf:dead:",
     "sheaf:workers",
+    "sheaf:webhook-secrets:",
 )
 
 

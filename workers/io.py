@@ -17,7 +17,7 @@ from workers.callbacks import CallbackCaller
 from workers.executor import Executor
 from workers.jobs import Served
 from workers.lane import LaneKind
-from workers.outbox import outbox_list
+from workers.outbox import Outbox
 
 #: Ended jobs that are taken together. Each is a call or two: enough to hide the round trips of leasing and settling.
 _TOGETHER = 32
@@ -31,7 +31,7 @@ def main(settings: Settings) -> int:
     # Where calls go that name no queue, as in the shop's own Celery settings.
     app.conf.task_default_queue = settings.io.default_queue
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
-    loaders = {CALLBACKS: CallbackLoader.of(app, outbox_list(settings.broker.key_prefix))}
+    loaders = {CALLBACKS: CallbackLoader.of(app, Outbox.of(settings.broker.key_prefix))}
     return process.run(
         settings, app, loaders, service="io", name="sheaf-io", device="none", metrics_port=settings.io.metrics_port
     )
@@ -46,7 +46,7 @@ class CallbackLoader:
     info: ModelInfo
 
     @classmethod
-    def of(cls, app: Celery, outbox: str) -> CallbackLoader:
+    def of(cls, app: Celery, outbox: Outbox) -> CallbackLoader:
         kind = LaneKind(
             queue=CALLBACKS,
             task=CALLBACKS,
