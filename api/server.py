@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 import uvicorn
 
+from api import binding
 from api.app import create_app
 from api.envelope import Envelope
 from configs import Settings
@@ -27,13 +29,15 @@ class _Server(uvicorn.Server):
         self._envelope = envelope
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._envelope.stopping.set()
+        self._envelope.stop()
         await super().shutdown(sockets)
 
 
 def run(settings: Settings) -> None:
     """Serve HTTP on `api.host` and `api.port` until SIGINT or SIGTERM."""
     configure(settings.logging.level, settings.logging.format, service="api")
+    host = asyncio.run(binding.allowed_host(settings))
+    settings = settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})})
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -44,7 +48,7 @@ def run(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nothing here asks who the caller is.
+        # Nothing here asks for a caller's address.
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )

@@ -63,6 +63,8 @@ class Job:
     infer_s: float = 0.0
     postprocess_s: float = 0.0
     batch_size: int = 0
+    #: When its progress may be told of again.
+    tell_at: float = 0.0
     #: The times above as readers and logs see them; None for a job that did not run.
     timings: dict[str, float | int] | None = None
 
@@ -192,8 +194,9 @@ def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
 def _settlement(
     job: Job, served: Served, result: bytes | None, status: JobStatus, outcome: object, traceback: str | None = None
 ) -> Settlement:
-    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
-    outbox, webhook = served.outbox, job.message.webhook
+    message = job.message
+    settlement = Settlement(job.lease.tag, job.id, result, message.recorded, counted_by=message.counted_by)
+    outbox, webhook = served.outbox, message.webhook
     if job.canvas is not None:
         tag, revoked = job.lease.tag, revocation("revoked").stored()
         settlement.follow_ups = (job.canvas.follow_up(outbox, tag, CELERY_STATES[status], outcome, traceback),)
@@ -221,7 +224,10 @@ def buried(
             follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
         webhook = message.webhook if message is not None else salvaged_webhook(lease.message)
         follow_ups += served.outbox.told(webhook, JobStatus.FAILED, error.job_id, served.model, now)
-    settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups))
+    counted_by = message.counted_by if message is not None else ""
+    settlement = Settlement(
+        lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups), counted_by=counted_by
+    )
     return Burial(settlement, error, kind, None if message is None else str(message.task))
 
 

@@ -48,15 +48,18 @@ def told(client: redis.Redis) -> list[JobEvent]:
     return [Notification.decode(raw).event for raw in cast("list[bytes]", client.lrange(WEBHOOKS, 0, -1))]
 
 
+def follow_up(job: NewJob, status: JobStatus) -> tuple[FollowUp, ...]:
+    notification = Notification.of(job.webhook, status, job.id, "echo", 1.0)
+    return () if notification is None else (FollowUp(WEBHOOKS, notification.encode()),)
+
+
 def settle_as(broker: Broker, job: NewJob, status: JobStatus) -> SettleAnswer:
     """Ends the job that is first in the queue, as a worker does that has not heard of any revoke."""
     [lease] = take(broker, 1).leases
     assert decode(lease.message).webhook == job.webhook
-    ways = {}
-    for name, end in (("follow_ups", status), ("if_revoked", JobStatus.CANCELLED)):
-        notification = Notification.of(job.webhook, end, job.id, "echo", 1.0)
-        ways[name] = () if notification is None else (FollowUp(WEBHOOKS, notification.encode()),)
-    settlement = Settlement(lease.tag, job.id, b'{"status":"SUCCESS"}', True, **ways)
+    settlement = Settlement(lease.tag, job.id, b'{"status":"SUCCESS"}', recorded=True)
+    settlement.follow_ups = follow_up(job, status)
+    settlement.if_revoked = follow_up(job, JobStatus.CANCELLED)
     return broker.settle(QUEUE, [settlement])[0]
 
 
