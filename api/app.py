@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import binding, events, health, jobs, kinds, models, openapi, problems
+from api import binding, deliveries, events, health, jobs, kinds, models, openapi, problems
 from api.auth import Gate
 from api.envelope import Envelope
 from api.problems import Problem
@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> Envelope:
         title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None, **pages
     )
     app.router.redirect_slashes = False
-    for part in (jobs, events, models, health):
+    for part in (jobs, events, deliveries, models, health):
         app.include_router(part.router)
     if settings.api.metrics != "off":
         app.include_router(health.metrics_router)

@@ -6,6 +6,7 @@ again begin another round of it, and what the courier knows of an earlier one is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum, StrEnum
@@ -31,6 +32,8 @@ MAX_LISTED = 10_000
 LISTING_TTL_S = 30 * 86_400
 #: Deliveries that one command reads.
 AT_A_TIME = 200
+#: Bytes of a result that is not read together with others.
+LARGE = 262_144
 
 
 class DeliveryState(StrEnum):
@@ -196,11 +199,24 @@ class Deliveries:
     def _jobs(self, ids: Sequence[str]) -> list[JobState | None]:
         if not ids:
             return []
+        with translated(self._client), self._client.pipeline(transaction=False) as pipe:
+            for job_id in ids:
+                pipe.strlen(self._keys.result(job_id))
+            sizes: list[int] = pipe.execute()
+        large = [job_id for job_id, size in zip(ids, sizes, strict=True) if size > LARGE]
+        # One at a time: a few hundred megabytes of results would otherwise be here at once, for a word on each.
+        parts = [[job_id for job_id in ids if job_id not in large], *([job_id] for job_id in large)]
+        states = {job_id: state for part in parts for job_id, state in self._states(part)}
+        return [states[job_id] for job_id in ids]
+
+    def _states(self, ids: Sequence[str]) -> list[tuple[str, JobState | None]]:
+        if not ids:
+            return []
         keys = self._keys
         names = [key(job_id) for job_id in ids for key in (keys.record, keys.started, keys.result)]
         with translated(self._client):
             found = cast("list[bytes | None]", self._client.mget(names))
-        return [job_state(job_id, *found[3 * place : 3 * place + 3]) for place, job_id in enumerate(ids)]
+        return [(job_id, job_state(job_id, *found[3 * place : 3 * place + 3])) for place, job_id in enumerate(ids)]
 
 
 class DeliveryReader:
@@ -226,5 +242,5 @@ class DeliveryReader:
 
 
 def _next_round(delivery: Delivery) -> Delivery:
-    told = replace(delivery.notification, round=delivery.notification.round + 1)
+    told = replace(delivery.notification, round=delivery.notification.round + 1, asked_at=time.time())
     return replace(delivery, notification=told, state=DeliveryState.PENDING, tries=0, next_attempt_at=None)

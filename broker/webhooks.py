@@ -32,6 +32,13 @@ class Notification:
     at: float
     #: Counts how often people asked for it to be sent again.
     round: int = 0
+    #: When that was; None for the first round, which began with the event.
+    asked_at: float | None = None
+
+    @property
+    def began_at(self) -> float:
+        """When its round began, Unix seconds."""
+        return self.at if self.asked_at is None else self.asked_at
 
     @property
     def id(self) -> str:
