@@ -287,6 +287,21 @@ def test_messages_that_come_to_an_idle_courier_are_called_at_once(post: Post) ->
     assert sorted(took)[2] < 0.2
 
 
+def test_however_often_its_courier_was_lost_a_delivery_is_made_beside_others(post: Post) -> None:
+    lost = Notification(JobEvent.FAILED, "lost", "echo", post.receiver.url("/lost"), "me", None, time.time())
+    held = f"sheaf:held:{WEBHOOKS}:dead"
+    post.client.hset(
+        held, mapping={str(tag): b"1:9:" + replace(lost, job_id=f"lost-{tag}").encode() for tag in range(5)}
+    )
+    post.client.zadd(f"sheaf:holders:{WEBHOOKS}", {"dead": 1})
+    hanging = post.receiver.answer("/hangs", Reply(hang=True))
+    with post.courier() as courier:
+        post.tell(hanging)
+        wait_until(lambda: len(post.receiver.calls("/lost")) == 5, description="what was held by the dead is called")
+        courier.hurry()
+    assert post.client.llen(f"sheaf:dead:{WEBHOOKS}") == 0
+
+
 Store = Callable[..., str]
 
 
