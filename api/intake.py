@@ -96,6 +96,8 @@ async def submit(
     with shared.broker.waiter(job.id) as waiter:
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
+        # The server holds it now, and thousands may wait.
+        job.payload = b""
         try:
             if submitted.repeated:
                 ended = await wait_for(request, shared, submitted.id, wait_s)
