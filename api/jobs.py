@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Query
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from api import problems, state, views
+from api.body import body_of
 from api.problems import PROBLEM, Problem
 from api.schemas import PRIORITIES, Accepted, Job, JobRequest
 from broker import BrokerUnavailable, JobState, NewJob, queue_name
@@ -25,17 +26,12 @@ from broker import BrokerUnavailable, JobState, NewJob, queue_name
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
 
-#: How much of a refused body is still taken, and for how long, seconds.
-DISCARD_BYTES = 4_194_304
-DISCARD_S = 1.0
-
 router = APIRouter(tags=["jobs"])
 
 #: Until there are callers with names, all idempotency keys belong to one.
 _OWNER = "all"
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
-_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _BEARER = re.compile(r"bearer\s+(\S+)\s*", re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REQUESTS = TypeAdapter(JobRequest)
@@ -91,7 +87,7 @@ _HEADERS = [
 async def submit(request: Request) -> Response:
     """Put a job on its model's queue. Answered only after the broker has accepted it."""
     shared = state.of(request)
-    body = await _body(request, shared.settings.api.max_payload_bytes)
+    body = await body_of(request, shared.settings.api.max_payload_bytes)
     job = _new_job(request, body, shared)
     infos = (await shared.announced()).get(job.model, [])
     if state.model_state(infos) == "failed":
@@ -167,61 +163,11 @@ async def cancel(request: Request, job_id: str) -> Response:
     return _json(views.job(cancelled), 200)
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The request's body. Refused before it is read whole when it is over `limit` bytes."""
-    headers = request.headers
-    content_type = headers.get("content-type", "")
-    if content_type != "application/json" and not _JSON.match(content_type):
-        # Forms and plain text are what a browser sends to any address without asking.
-        raise Problem(
-            problems.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
-        )
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        await _discard(request)
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            await _discard(request)
-            raise _too_large(limit)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
-
-
-async def _discard(request: Request) -> None:
-    """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer."""
-    size = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
-            while size < DISCARD_BYTES:
-                message = await request.receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
-
-
 def _unknown(job_id: str) -> Problem:
     return Problem(
         problems.UNKNOWN_JOB,
         f"no job {job_id!r}: its id is wrong, its result is no longer kept, or it is a Celery client's and has not "
         "ended (that one is cancelled with revoke)",
-    )
-
-
-def _too_large(limit: int) -> Problem:
-    # What is still to come of the body is not read, so the connection cannot be used again.
-    return Problem(
-        problems.PAYLOAD_TOO_LARGE,
-        f"a request may have {limit} bytes (api.max_payload_bytes): send fewer rows at a time",
-        headers={"connection": "close"},
     )
 
 
