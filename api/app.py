@@ -49,6 +49,8 @@ def create_app(settings: Settings) -> Envelope:
         await broker.close()
 
     app = FastAPI(title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    # A page has one address: few clients follow a redirect with their body.
+    app.router.redirect_slashes = False
     for part in (jobs, models, health):
         app.include_router(part.router)
     app.add_exception_handler(Problem, problems.on_problem)
@@ -69,6 +71,6 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
-    kind = {404: problems.NOT_FOUND, 405: problems.METHOD_NOT_ALLOWED}.get(error.status_code, problems.INTERNAL)
+    kind = {404: problems.NOT_FOUND, 405: problems.METHOD_NOT_ALLOWED}.get(error.status_code, problems.BAD_REQUEST)
     problem = Problem(kind, f"{request.method} {request.url.path}: see /docs", headers=error.headers or {})
     return problems.response(problem, request.state.request_id)
