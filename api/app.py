@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -13,11 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import health, jobs, models, problems
+from api import binding, events, health, jobs, kinds, models, openapi, problems
+from api.auth import Gate
 from api.envelope import Envelope
 from api.problems import Problem
 from api.state import ApiState
-from broker import AsyncBroker, BrokerError
+from broker import AsyncBroker, BrokerError, queue_name
 from configs import Settings
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
@@ -26,6 +29,9 @@ DESCRIPTION = """
 Submit a job, then poll it, or wait for it with `Prefer: wait=N`. Each model has a queue on Redis; workers drain it in
 batches. Errors are `application/problem+json` with a stable `type`.
 """
+
+#: FastAPI's own pages, when they are switched off.
+NO_PAGES: dict[str, Any] = {"docs_url": None, "openapi_url": None}
 
 
 def create_app(settings: Settings) -> Envelope:
@@ -41,18 +47,30 @@ def create_app(settings: Settings) -> Envelope:
             max_queue_depth=settings.broker.max_queue_depth,
             result_ttl_s=settings.api.result_ttl_s,
             read_timeout_s=settings.broker.read_timeout_s,
+            queues=[queue_name(name) for name in settings.models],
         )
         broker.listen()
-        app.state.sheaf = ApiState(settings, broker, registry, metrics, envelope)
+        envelope.on_stop = broker.wake_waiters
+        gate = Gate(
+            broker, required=settings.auth.mode == "keys", open_without_keys=binding.is_loopback(settings.api.host)
+        )
+        fresh = asyncio.create_task(gate.keep_fresh())
+        app.state.sheaf = ApiState(settings, broker, gate, registry, metrics, envelope)
         yield
+        fresh.cancel()
         envelope.flush()
         await broker.close()
 
-    app = FastAPI(title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    pages = {"docs_url": "/docs", "openapi_url": "/openapi.json"} if settings.api.docs else NO_PAGES
+    app = _App(
+        title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None, **pages
+    )
     # A page has one address: few clients follow a redirect with their body.
     app.router.redirect_slashes = False
-    for part in (jobs, models, health):
+    for part in (jobs, events, models, health):
         app.include_router(part.router)
+    if settings.api.metrics != "off":
+        app.include_router(health.metrics_router)
     app.add_exception_handler(Problem, problems.on_problem)
     app.add_exception_handler(BrokerError, problems.on_broker_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -63,6 +81,11 @@ def create_app(settings: Settings) -> Envelope:
     return envelope
 
 
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return openapi.document(self)
+
+
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return problems.response(problems.invalid(error.errors()), request.state.request_id)
@@ -71,6 +94,6 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
-    kind = {404: problems.NOT_FOUND, 405: problems.METHOD_NOT_ALLOWED}.get(error.status_code, problems.BAD_REQUEST)
+    kind = {404: kinds.NOT_FOUND, 405: kinds.METHOD_NOT_ALLOWED}.get(error.status_code, kinds.BAD_REQUEST)
     problem = Problem(kind, f"{request.method} {request.url.path}: see /docs", headers=error.headers or {})
     return problems.response(problem, request.state.request_id)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from api import problems
+from api import kinds
 from api.problems import Problem
 
 #: How much of a refused body is still taken, and for how long, seconds.
@@ -50,13 +50,13 @@ def _check_kind(headers: Headers) -> None:
     if content_type != "application/json" and not _JSON.match(content_type):
         # Forms and plain text are what a browser sends to any address without asking.
         raise Problem(
-            problems.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
+            kinds.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
         )
     for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
         encoding = headers.get(name, plain)
         if encoding.lower() != plain:
             # A few packed kilobytes may hold gigabytes.
-            raise Problem(problems.MEDIA_TYPE_REFUSED, f"send the body plain, without `{name}: {encoding}`")
+            raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without `{name}: {encoding}`")
 
 
 async def _discard(request: Request) -> None:
@@ -77,7 +77,7 @@ async def _discard(request: Request) -> None:
 def _too_large(limit: int) -> Problem:
     # What is still to come of the body is not read, so the connection cannot be used again.
     return Problem(
-        problems.PAYLOAD_TOO_LARGE,
+        kinds.PAYLOAD_TOO_LARGE,
         f"a request may have {limit} bytes (api.max_payload_bytes): send fewer rows at a time",
         headers={"connection": "close"},
     )

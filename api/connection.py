@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api import problems
+from api import kinds, problems
 from api.body import DISCARD_BYTES
-from api.problems import Kind, Problem
+from api.kinds import Kind
+from api.problems import Problem
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +75,12 @@ class Connection(HttpToolsProtocol):
         self._owed_since = self.loop.time()
         beyond = len(self.connections) - self._bounds.max_connections
         if beyond > MAX_TURNED_AWAY:
-            self._refused(problems.TOO_MANY_CONNECTIONS)
+            self._refused(kinds.TOO_MANY_CONNECTIONS)
             self.transport.abort()
         elif beyond > 0:
             self._refuse(
                 Problem(
-                    problems.TOO_MANY_CONNECTIONS,
+                    kinds.TOO_MANY_CONNECTIONS,
                     f"this process serves {self._bounds.max_connections} at once (api.max_connections): use fewer",
                     headers={"retry-after": "1"},
                 )
@@ -101,9 +102,9 @@ class Connection(HttpToolsProtocol):
         if not self._in_body:
             return _head_too_large() if self._came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
         if self._content > self._bounds.max_body_bytes + DISCARD_BYTES:
-            return Problem(problems.PAYLOAD_TOO_LARGE, f"a request may have {self._bounds.max_body_bytes} bytes")
+            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._bounds.max_body_bytes} bytes")
         if self._came - self._content > MAX_HEAD_BYTES + self._content:
-            return Problem(problems.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
+            return Problem(kinds.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
         return None
 
     # Called by the parser, inside of `data_received`; what is raised here stops it, and leads to `send_400_response`.
@@ -111,13 +112,13 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(problems.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
+            self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
         self._turn(self._heard_at, in_body=False)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > MAX_TARGET_BYTES:
-            self._stop(problems.TARGET_TOO_LONG, f"a request's target may have {MAX_TARGET_BYTES} bytes")
+            self._stop(kinds.TARGET_TOO_LONG, f"a request's target may have {MAX_TARGET_BYTES} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -132,7 +133,7 @@ class Connection(HttpToolsProtocol):
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             # The parser would take the body for another protocol's, and what follows it for the next request.
-            self._stop(problems.BAD_REQUEST, "this server speaks HTTP/1.1 only: send it without `Upgrade`")
+            self._stop(kinds.BAD_REQUEST, "this server speaks HTTP/1.1 only: send it without `Upgrade`")
         super().on_headers_complete()
         if upgrade:
             self.cycle.keep_alive = False
@@ -161,7 +162,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when the parser has refused what came."""
-        self._refuse(self._fault or Problem(problems.BAD_REQUEST, "what was sent is not HTTP/1.1 as RFC 9112 has it"))
+        self._refuse(self._fault or Problem(kinds.BAD_REQUEST, "what was sent is not HTTP/1.1 as RFC 9112 has it"))
 
     def check(self, now: float) -> None:
         """Cut off a caller whose time is over. `now` is the loop's time."""
@@ -195,7 +196,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops: it waits for answers, and not for what callers have yet to send."""
         if self._owed_since is not None and self._in_body:
-            self._refuse(Problem(problems.NOT_READY, "the server is stopping"))
+            self._refuse(Problem(kinds.NOT_READY, "the server is stopping"))
         if self._close_at is not None:
             self.transport.close()
         else:
@@ -225,12 +226,12 @@ class Connection(HttpToolsProtocol):
 
 def _head_too_large() -> Problem:
     return Problem(
-        problems.HEAD_TOO_LARGE, f"a request may have {MAX_HEADERS} header fields, of {MAX_HEAD_BYTES} bytes together"
+        kinds.HEAD_TOO_LARGE, f"a request may have {MAX_HEADERS} header fields, of {MAX_HEAD_BYTES} bytes together"
     )
 
 
 def _late(part: str, key: str, limit_s: float) -> Problem:
-    return Problem(problems.REQUEST_TIMEOUT, f"the {part} of the request did not come within {limit_s:g} s ({key})")
+    return Problem(kinds.REQUEST_TIMEOUT, f"the {part} of the request did not come within {limit_s:g} s ({key})")
 
 
 def _written(fault: Problem, defaults: list[tuple[bytes, bytes]]) -> bytes:

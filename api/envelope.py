@@ -20,7 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import INTERNAL, Kind, Problem, of_broker, response
+from api.kinds import INTERNAL, Kind
+from api.problems import Problem, of_broker, response
 from broker.errors import BrokerError
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
@@ -45,6 +46,7 @@ class _Done:
     seconds: float
     request_id: str
     job_id: str | None
+    key_id: str | None
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -66,6 +68,8 @@ class Envelope:
         self._done: list[_Done] = []
         #: Set when the server is told to stop: requests that wait for a result answer then.
         self.stopping = asyncio.Event()
+        #: Called then, so that they look up.
+        self.on_stop: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,7 +87,11 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"].append((b"x-request-id", request_id.encode()))
+                took_ms = (time.perf_counter() - begin) * 1e3
+                message["headers"] += (
+                    (b"x-request-id", request_id.encode()),
+                    (b"server-timing", b"total;dur=%.3f" % took_ms),
+                )
             await send(message)
 
         endpoint = self._direct.get((scope["method"], scope["path"]))
@@ -101,8 +109,15 @@ class Envelope:
                 await response(problem, request_id)(scope, receive, send_named)
         finally:
             route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "other")
-            job_id = scope["state"].get("job_id")
-            self._note(_Done(scope["method"], route, status, time.perf_counter() - begin, request_id, job_id))
+            names = scope["state"]
+            seconds = time.perf_counter() - begin
+            ids = (request_id, names.get("job_id"), names.get("key_id"))
+            self._note(_Done(scope["method"], route, status, seconds, *ids))
+
+    def stop(self) -> None:
+        """The server stops: whoever waits for a result is answered now."""
+        self.stopping.set()
+        self.on_stop()
 
     async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
@@ -144,6 +159,8 @@ def _line(done: _Done) -> dict[str, object]:
     }
     if done.job_id is not None:
         line["job_id"] = done.job_id
+    if done.key_id is not None:
+        line["key_id"] = done.key_id
     return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import orjson
 from fastapi import APIRouter
@@ -11,10 +12,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from api import problems, state
-from api.problems import PROBLEM, Problem
+from api import kinds, state
+from api.problems import Problem, described
 from api.schemas import Readiness
-from broker import BrokerError, BrokerUnavailable, queue_name
+from broker import BrokerError, BrokerUnavailable, Scope, queue_name
 from broker.message import CALLBACKS
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 READY_WITHIN_S = 2.0
 
 router = APIRouter(tags=["health"])
+#: Apart, for it has a switch of its own.
+metrics_router = APIRouter(tags=["health"])
 
 
 @router.get("/", include_in_schema=False)
@@ -40,16 +43,17 @@ async def livez() -> Response:
     "/readyz",
     summary="Can jobs be served?",
     response_class=Response,
-    responses={200: {"model": Readiness}, 503: {"description": "Not yet, or not now.", **PROBLEM}},
+    responses={200: {"model": Readiness}, **described(kinds.NOT_READY, kinds.BROKER_UNAVAILABLE)},
 )
 async def readyz(request: Request) -> Response:
     """200 when the broker takes jobs and every model is served by a worker.
 
-    A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`.
+    A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`. Models are named
+    to nobody without a key, where keys are in force.
     """
     shared = state.of(request)
     if shared.envelope.stopping.is_set():
-        raise Problem(problems.NOT_READY, "the server is stopping")
+        raise Problem(kinds.NOT_READY, "the server is stopping")
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             await shared.broker.probe()
@@ -57,21 +61,35 @@ async def readyz(request: Request) -> Response:
     except TimeoutError:
         raise BrokerUnavailable(f"no answer within {READY_WITHIN_S:g} s") from None
     models = {name: state.model_state(announced.get(name, [])) for name in shared.settings.models}
-    if "ready" not in models.values() or not {"ready", "failed"}.issuperset(models.values()):
+    ready = "ready" in models.values() and {"ready", "failed"}.issuperset(models.values())
+    if not await _may_know(request, shared):
+        if not ready:
+            raise Problem(kinds.NOT_READY, "not all models are served")
+        return Response(orjson.dumps({"status": "ready", "models": {}}), media_type="application/json")
+    if not ready:
         waiting = ", ".join(f"{name} is {found}" for name, found in models.items() if found != "ready")
-        raise Problem(problems.NOT_READY, f"not all models are served: {waiting}", {"models": models})
+        raise Problem(kinds.NOT_READY, f"not all models are served: {waiting}", {"models": models})
     return Response(orjson.dumps({"status": "ready", "models": models}), media_type="application/json")
 
 
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
+async def _may_know(request: Request, shared: state.ApiState) -> bool:
+    with suppress(Problem):
+        await shared.gate.caller(request, Scope.READ)
+        return True
+    return False
+
+
+@metrics_router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Of this process; queue depths are asked of the broker for each scrape."""
     shared = state.of(request)
+    if shared.settings.api.metrics == "keys":
+        await shared.gate.caller(request, Scope.METRICS)
     queues = [*(queue_name(name) for name in shared.settings.models), CALLBACKS]
     try:
-        for depth in await shared.broker.queue_depths(queues):
+        for depth in await shared.broker.overview.queue_depths(queues):
             shared.metrics.set_queue_depth(depth.queue, depth.priority, depth.depth)
-        for queue, count in (await shared.broker.dead_letters(queues)).items():
+        for queue, count in (await shared.broker.overview.dead_letters(queues)).items():
             shared.metrics.set_dead_letters(queue, count)
     except BrokerError as error:
         shared.metrics.forget_queues()

@@ -1,40 +1,33 @@
-"""Submit a job and read it."""
+"""Submit jobs, read them, list them, cancel them."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import base64
 import re
-import time
-import uuid
-from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-import orjson
-from fastapi import APIRouter, Query
-from pydantic import TypeAdapter, ValidationError
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import problems, state, views
+from api import intake, kinds, state, views
 from api.body import body_of
-from api.problems import PROBLEM, Problem
-from api.schemas import PRIORITIES, Accepted, Job, JobRequest
-from broker import BrokerUnavailable, JobState, NewJob, queue_name
+from api.problems import Problem, described, rate_headers
+from api.schemas import Accepted, Job, JobList
+from broker import JobState, JobStatus, NewJob, Scope, Submitted
 
-#: Seconds after which a model that could not be loaded may be worth another try.
-RETRY_FAILED_MODEL_S = 60
+#: Jobs of one page of a list, at most, and without a word.
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+#: How many pages of all jobs are looked at for one of those that a filter lets through.
+PAGES_LOOKED_AT = 10
 
 router = APIRouter(tags=["jobs"])
 
-#: Until there are callers with names, all idempotency keys belong to one.
-_OWNER = "all"
-#: RFC 7240, with the one preference that is honoured here.
-_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
-_BEARER = re.compile(r"bearer\s+(\S+)\s*", re.IGNORECASE)
-_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_REQUESTS = TypeAdapter(JobRequest)
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+JobId = Annotated[str, Path(description="A job's id.", min_length=1, max_length=256)]
 
 _HEADERS = [
     {
@@ -46,16 +39,44 @@ _HEADERS = [
     {
         "name": "Idempotency-Key",
         "in": "header",
-        "schema": {"type": "string", "maxLength": 255},
-        "description": "A repeated submit with the same key and payload within a day returns the first one's job.",
-    },
-    {
-        "name": "X-Request-ID",
-        "in": "header",
-        "schema": {"type": "string", "maxLength": 128},
-        "description": "Found again in the answer, in log lines and in problems; made here when it is missing.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+        "description": "A repeated submit with the same key and payload within a day gets the first one's answer.",
     },
 ]
+_SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
+    202: {
+        "model": Accepted,
+        "description": "The broker holds the job. `Location` is where to read it.",
+        "headers": {
+            "Location": {"schema": {"type": "string"}},
+            "Preference-Applied": {"schema": {"type": "string"}, "description": "With `Prefer: wait=N`."},
+            "Idempotency-Replayed": {"schema": {"type": "string"}, "description": "`true` for a repeated submit."},
+            "RateLimit": {"schema": {"type": "string"}, "description": "For a key with a rate."},
+            "RateLimit-Policy": {"schema": {"type": "string"}, "description": "For a key with a rate."},
+        },
+    },
+    200: {"model": Job, "description": "With `Prefer: wait=N`: the job has ended in time."},
+    **described(
+        kinds.NOT_JSON,
+        kinds.UNKNOWN_MODEL,
+        kinds.PAYLOAD_TOO_LARGE,
+        kinds.MEDIA_TYPE_REFUSED,
+        kinds.INVALID_REQUEST,
+        kinds.IDEMPOTENCY_CONFLICT,
+        kinds.PRIORITY_FORBIDDEN,
+        kinds.TOO_FAST,
+        kinds.TOO_MANY_OPEN,
+        kinds.QUEUE_FULL,
+        kinds.MODEL_FAILED,
+    ),
+}
+_SUBMIT = {
+    "parameters": _HEADERS,
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobRequest"}}},
+    },
+}
 
 
 @router.post(
@@ -63,198 +84,159 @@ _HEADERS = [
     summary="Submit a job",
     response_class=Response,
     status_code=202,
-    responses={
-        202: {"model": Accepted, "description": "The broker holds the job. `Location` is where to read it."},
-        200: {"model": Job, "description": "With `Prefer: wait=N`: the job has ended in time."},
-        400: {"description": "The body is not JSON.", **PROBLEM},
-        404: {"description": "There is no such model.", **PROBLEM},
-        413: {"description": "The body is over `api.max_payload_bytes`.", **PROBLEM},
-        415: {"description": "The content type is not JSON.", **PROBLEM},
-        422: {"description": "A field is wrong, or the idempotency key belongs to another payload.", **PROBLEM},
-        503: {
-            "description": "The queue is full, the model did not load, or the broker is away; see `Retry-After`.",
-            **PROBLEM,
-        },
-    },
-    openapi_extra={
-        "parameters": _HEADERS,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": JobRequest.model_json_schema()}},
-        },
-    },
+    responses=_SUBMIT_RESPONSES,
+    openapi_extra=_SUBMIT,
 )
 async def submit(request: Request) -> Response:
     """Put a job on its model's queue. Answered only after the broker has accepted it."""
     shared = state.of(request)
+    caller = await shared.gate.caller(request, Scope.SUBMIT)
     body = await body_of(request, shared.settings.api.max_payload_bytes)
-    job = _new_job(request, body, shared)
-    infos = (await shared.announced()).get(job.model, [])
-    if state.model_state(infos) == "failed":
-        raise Problem(
-            problems.MODEL_FAILED,
-            f"no worker could load {job.model}: {infos[0].error}",
-            headers={"retry-after": str(RETRY_FAILED_MODEL_S)},
-        )
-    wait_s = _preferred_wait(request, shared.settings.api.max_wait_s)
-    if wait_s is None:
-        job_id = await shared.broker.submit(job)
-        return _accepted(request, job_id, job)
-    with shared.broker.waiter(job.id) as waiter:
-        job_id = await shared.broker.submit(job)
-        fresh = (waiter, job.expires_at) if job_id == job.id else ()
-        waiting = shared.broker.wait(job_id, wait_s, *fresh)
-        try:
-            ended = await _while_connected(request, shared, waiting)
-        except BrokerUnavailable:
-            # The broker went away after it had accepted the job.
-            ended = None
-    if ended is None or not ended.ended:
-        return _accepted(request, job_id, job, wait_s)
-    request.state.job_id = job_id
-    return _json(views.job(ended), 200, wait_s)
+    job = await intake.new_job(request, shared, caller, intake.job_request(body), body)
+    return await _submit(request, shared, job)
+
+
+@router.put(
+    "/v1/jobs/{job_id}",
+    summary="Submit a job under an id of your own",
+    response_class=Response,
+    status_code=202,
+    responses=_SUBMIT_RESPONSES | described(kinds.ID_TAKEN),
+    openapi_extra=_SUBMIT,
+)
+async def put(request: Request, job_id: JobId) -> Response:
+    """As `POST /v1/jobs`, with a UUID that the caller has chosen: repeated with the same payload it is the same job, as
+    long as that is kept.
+    """
+    shared = state.of(request)
+    caller = await shared.gate.caller(request, Scope.SUBMIT)
+    if not _UUID.fullmatch(job_id):
+        wrong = {"field": "job_id", "message": "an id is a UUID in lower case"}
+        raise Problem(kinds.INVALID_REQUEST, f"job_id: {wrong['message']}, not {job_id!r}", {"errors": [wrong]})
+    body = await body_of(request, shared.settings.api.max_payload_bytes)
+    job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
+    return await _submit(request, shared, job)
+
+
+async def _submit(request: Request, shared: state.ApiState, job: NewJob) -> Response:
+    wait_s = intake.preferred_wait(request, shared.settings.api.max_wait_s)
+    submitted, ended = await intake.submit(request, shared, job, wait_s)
+    headers = _told(job, submitted, wait_s)
+    if ended is not None:
+        return views.response(views.job(ended), 200, headers, ended)
+    headers["location"] = views.url(submitted.id)
+    return views.response(views.accepted(submitted, job.model), 202, headers)
 
 
 @router.get(
     "/v1/jobs/{job_id}",
     summary="Read a job",
     response_class=Response,
-    responses={
-        200: {"model": Job},
-        404: {"description": "The id is unknown, or its result has passed its time to live.", **PROBLEM},
-        503: {"description": "The broker is away.", **PROBLEM},
-    },
+    responses={200: {"model": Job}, **described(kinds.UNKNOWN_JOB, kinds.INVALID_REQUEST)},
 )
 async def read(
     request: Request,
-    job_id: str,
+    job_id: JobId,
     wait: Annotated[float, Query(ge=0, description="Seconds to wait for the job to end.", allow_inf_nan=False)] = 0.0,
 ) -> Response:
     """The job as it is now; with `wait`, as soon as it has ended, or as it is after so many seconds."""
     shared = state.of(request)
-    request.state.job_id = job_id
-    if wait:
-        waiting = shared.broker.wait(job_id, min(wait, shared.settings.api.max_wait_s))
-        found = await _while_connected(request, shared, waiting) or await shared.broker.fetch(job_id)
-    else:
-        found = await shared.broker.fetch(job_id)
-    if found is None:
-        raise _unknown(job_id)
-    return _json(views.job(found), 200)
+    found = await own_job(request, shared, job_id)
+    wait_s = min(wait, shared.settings.api.max_wait_s)
+    if wait_s and not found.ended:
+        found = await intake.wait_for(request, shared, job_id, wait_s) or found
+    position = await shared.broker.overview.position(found)
+    return views.response(views.job(found, position), 200, {}, found)
 
 
 @router.post(
     "/v1/jobs/{job_id}/cancel",
     summary="Cancel a job",
     response_class=Response,
-    responses={
-        200: {"model": Job},
-        404: {"description": "The id is unknown.", **PROBLEM},
-        409: {"description": "The job has ended; nothing was changed.", **PROBLEM},
-        503: {"description": "The broker is away.", **PROBLEM},
-    },
+    responses={200: {"model": Job}, **described(kinds.UNKNOWN_JOB, kinds.JOB_ENDED)},
 )
-async def cancel(request: Request, job_id: str) -> Response:
+async def cancel(request: Request, job_id: JobId) -> Response:
     """End a job that has not ended. One that has not begun never runs; of one that runs, the result is not kept."""
-    request.state.job_id = job_id
-    cancelled = await state.of(request).broker.cancel(job_id)
+    shared = state.of(request)
+    await own_job(request, shared, job_id, Scope.SUBMIT)
+    cancelled = await shared.broker.cancel(job_id)
     if cancelled is None:
-        raise _unknown(job_id)
-    return _json(views.job(cancelled), 200)
+        raise unknown(job_id)
+    return views.response(views.job(cancelled), 200, {}, cancelled)
 
 
-def _unknown(job_id: str) -> Problem:
+@router.get(
+    "/v1/jobs",
+    summary="List jobs",
+    response_class=Response,
+    responses={200: {"model": JobList}, **described(kinds.INVALID_REQUEST)},
+)
+async def list_jobs(
+    request: Request,
+    status: Annotated[JobStatus | None, Query(description="Only jobs of this status.")] = None,
+    model: Annotated[str | None, Query(description="Only jobs of this model.", max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.", max_length=128)] = None,
+) -> Response:
+    """The caller's own jobs, the newest first, without their answers. The newest 10,000 are listed, as long as they are
+    kept; jobs of Celery clients are not.
+    """
+    shared = state.of(request)
+    caller = await shared.gate.caller(request, Scope.READ)
+    position = None if cursor is None else _position(cursor)
+    jobs: list[JobState] = []
+    for _ in range(PAGES_LOOKED_AT):
+        page = await shared.broker.overview.listed(caller.owner, position, MAX_PAGE)
+        states = await asyncio.gather(*(shared.broker.fetch(job_id) for _, job_id in page))
+        for position, found in zip(page, states, strict=True):
+            if found is not None and status in (None, found.status) and model in (None, found.model):
+                jobs.append(found)
+                if len(jobs) == limit:
+                    return views.response(views.listed(jobs, _cursor(position)), 200)
+        if len(page) < MAX_PAGE:
+            return views.response(views.listed(jobs, None), 200)
+    assert position is not None
+    return views.response(views.listed(jobs, _cursor(position)), 200)
+
+
+async def own_job(request: Request, shared: state.ApiState, job_id: str, scope: Scope = Scope.READ) -> JobState:
+    """A job that the caller may know of. Raises `Problem` for any other."""
+    caller = await shared.gate.caller(request, scope)
+    request.state.job_id = job_id
+    found = await shared.broker.fetch(job_id)
+    if found is None or not caller.may_read(found):
+        raise unknown(job_id)
+    return found
+
+
+def unknown(job_id: str) -> Problem:
     return Problem(
-        problems.UNKNOWN_JOB,
+        kinds.UNKNOWN_JOB,
         f"no job {job_id!r}: its id is wrong, its result is no longer kept, or it is a Celery client's and has not "
         "ended (that one is cancelled with revoke)",
     )
 
 
-def _new_job(request: Request, body: bytes, shared: state.ApiState) -> NewJob:
-    try:
-        parsed = _REQUESTS.validate_python(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise Problem(problems.NOT_JSON, f"the body is not JSON: {error}") from None
-    except ValidationError as error:
-        raise problems.invalid(error.errors(include_url=False, include_input=False)) from None
-    shared.model(parsed.model)
-    many = parsed.inputs is not None
-    now = time.time()
-    key = request.headers.get("idempotency-key")
-    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
-        raise Problem(problems.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
-    return NewJob(
-        id=str(uuid.uuid4()),
-        model=parsed.model,
-        queue=queue_name(parsed.model),
-        payload=_written({"inputs": parsed.inputs} if many else {"input": parsed.input}),
-        priority=PRIORITIES[parsed.priority],
-        created_at=now,
-        expires_at=None if parsed.timeout_s is None else now + parsed.timeout_s,
-        metadata=_written(parsed.metadata) if parsed.metadata else b"{}",
-        many=many,
-        request_id=request.state.request_id,
-        owner=_owner(request),
-        idempotency_key=None if key is None else (_OWNER, key),
-        fingerprint="" if key is None else hashlib.sha256(body).hexdigest(),
-    )
+def _told(job: NewJob, submitted: Submitted, wait_s: float | None) -> dict[str, str]:
+    """What the headers say of a submit."""
+    headers: dict[str, str] = {}
+    if wait_s is not None:
+        headers["preference-applied"] = f"wait={wait_s:g}"
+    if submitted.repeated:
+        headers["idempotency-replayed"] = "true"
+    if submitted.rate is not None and job.quota is not None and job.quota.rate is not None:
+        headers |= rate_headers(job.quota.rate, submitted.rate)
+    return headers
 
 
-def _owner(request: Request) -> str:
-    """Who gets a share of their own: whoever comes with the same token. Nobody is asked to prove anything."""
-    bearer = _BEARER.fullmatch(request.headers.get("authorization", ""))
-    return hashlib.sha256(bearer[1].encode()).hexdigest()[:16] if bearer else ""
+def _cursor(position: tuple[int, str]) -> str:
+    return base64.urlsafe_b64encode(f"{position[0]}:{position[1]}".encode()).decode().rstrip("=")
 
 
-def _written(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        # The only thing that can be read and not written again.
-        raise Problem(
-            problems.INVALID_REQUEST, "the input or the metadata is nested too deeply: 250 levels at most"
-        ) from None
-
-
-def _preferred_wait(request: Request, limit_s: float) -> float | None:
-    """Seconds that the caller wants to wait at most; None when it does not want to, or says it in no known way."""
-    for value in request.headers.getlist("prefer"):
-        if found := _WAIT.search(value):
-            return min(float(found[1]), limit_s)
-    return None
-
-
-async def _while_connected(
-    request: Request, shared: state.ApiState, waiting: Coroutine[Any, Any, JobState | None]
-) -> JobState | None:
-    """The result of `waiting`; None when the caller has gone or the server stops before it is there."""
-    wait = asyncio.ensure_future(waiting)
-    ends = [asyncio.ensure_future(_disconnected(request)), asyncio.ensure_future(shared.envelope.stopping.wait())]
-    try:
-        await asyncio.wait([wait, *ends], return_when=asyncio.FIRST_COMPLETED)
-        return wait.result() if wait.done() else None
-    finally:
-        for task in (wait, *ends):
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await wait
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _accepted(request: Request, job_id: str, job: NewJob, waited_s: float | None = None) -> Response:
-    request.state.job_id = job_id
-    return _json(views.accepted(job_id, job), 202, waited_s, {"location": views.url(job_id)})
-
-
-def _json(
-    body: bytes, status: int, waited_s: float | None = None, headers: Mapping[str, str] | None = None
-) -> Response:
-    told = dict(headers or {})
-    if waited_s is not None:
-        told["preference-applied"] = f"wait={waited_s:g}"
-    return Response(body, status_code=status, headers=told, media_type="application/json")
+def _position(cursor: str) -> tuple[int, str]:
+    with suppress(ValueError):
+        moment, colon, job_id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
+        if colon and moment.isdecimal():
+            return int(moment), job_id
+    wrong = {"field": "cursor", "message": "this is no `next_cursor` of a page"}
+    raise Problem(kinds.INVALID_REQUEST, "cursor: this is no `next_cursor` of a page", {"errors": [wrong]})

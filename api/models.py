@@ -7,10 +7,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import state
-from api.problems import PROBLEM
+from api import kinds, state, tasks
+from api.problems import described
 from api.schemas import ModelList, ModelView
-from broker import ModelInfo, queue_name
+from broker import ModelInfo, Scope, queue_name
 from configs import ModelSettings
 
 router = APIRouter(tags=["models"])
@@ -20,6 +20,7 @@ router = APIRouter(tags=["models"])
 async def list_all(request: Request) -> Response:
     """Every model of this service, with its state over all workers."""
     shared = state.of(request)
+    await shared.gate.caller(request, Scope.READ)
     announced = await shared.announced()
     models = [_view(name, model, announced.get(name, [])) for name, model in shared.settings.models.items()]
     return _json({"object": "list", "data": models})
@@ -29,11 +30,12 @@ async def list_all(request: Request) -> Response:
     "/v1/models/{name}",
     summary="Read a model",
     response_class=Response,
-    responses={200: {"model": ModelView}, 404: {"description": "There is no such model.", **PROBLEM}},
+    responses={200: {"model": ModelView}, **described(kinds.UNKNOWN_MODEL)},
 )
 async def read(request: Request, name: str) -> Response:
     """One model, with its state over all workers."""
     shared = state.of(request)
+    await shared.gate.caller(request, Scope.READ)
     return _json(_view(name, shared.model(name), (await shared.announced()).get(name, [])))
 
 
@@ -53,6 +55,9 @@ def _view(name: str, model: ModelSettings, infos: list[ModelInfo]) -> dict[str, 
         "max_batch_size": model.max_batch_size,
         "max_batch_tokens": model.max_batch_tokens,
         "max_wait_ms": model.max_wait_ms,
+        "preferred_batch_sizes": model.preferred_batch_sizes,
+        "adaptive_wait": model.adaptive_wait,
+        "input_schema": tasks.input_schema(model.task),
     }
 
 

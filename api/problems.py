@@ -1,74 +1,30 @@
 """Errors as HTTP tells them: RFC 9457 `application/problem+json`, each with a stable `type`.
 
-The one place where an error gets its status. Handlers raise `Problem` or let a broker error through.
+The one place where an error becomes an answer. Handlers raise `Problem` or let a broker error through.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.schemas import ProblemBody
-from broker.errors import (
-    BadMessage,
-    BrokerError,
-    BrokerUnavailable,
-    EmbeddedServerError,
-    IdempotencyConflict,
-    JobEnded,
-    QueueFull,
-    UnsupportedServer,
-)
+from api.kinds import BROKER_PROBLEMS, INVALID_REQUEST, Kind
+from api.schemas import JobRequest
+from broker import Rate, RateState
+from broker.errors import BrokerError, BrokerUnavailable, QueueFull, TooFast, TooManyOpen
 
-#: How /docs describes any of them.
-PROBLEM: dict[str, Any] = {"content": {"application/problem+json": {"schema": ProblemBody.model_json_schema()}}}
-TYPE_PREFIX = "urn:sheaf:error:"
 MEDIA_TYPE = "application/problem+json"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One sort of problem: its HTTP status, the end of its `type`, and its title."""
-
-    status: int
-    slug: str
-    title: str
-
-
-INVALID_REQUEST = Kind(422, "invalid-request", "The request is not as it should be")
-NOT_JSON = Kind(400, "not-json", "The body is not JSON")
-MEDIA_TYPE_REFUSED = Kind(415, "unsupported-media-type", "Only JSON is taken")
-UNKNOWN_MODEL = Kind(404, "unknown-model", "There is no such model")
-MODEL_FAILED = Kind(503, "model-failed", "The model could not be loaded")
-UNKNOWN_JOB = Kind(404, "unknown-job", "There is no such job")
-NOT_FOUND = Kind(404, "not-found", "There is no such page")
-METHOD_NOT_ALLOWED = Kind(405, "method-not-allowed", "The page does not take this method")
-PAYLOAD_TOO_LARGE = Kind(413, "payload-too-large", "The body is too large")
-BAD_REQUEST = Kind(400, "bad-request", "The request cannot be understood")
-REQUEST_TIMEOUT = Kind(408, "request-timeout", "The request did not come in time")
-TARGET_TOO_LONG = Kind(414, "target-too-long", "The request's target is too long")
-HEAD_TOO_LARGE = Kind(431, "head-too-large", "The request's head is too large")
-TOO_MANY_CONNECTIONS = Kind(503, "too-many-connections", "The server has too many connections")
-NOT_READY = Kind(503, "not-ready", "The service is not ready")
-INTERNAL = Kind(500, "internal", "The server failed")
-
-#: What each error of the broker is to a caller.
-BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
-    BrokerUnavailable: Kind(503, "broker-unavailable", "The broker cannot take or give jobs now"),
-    QueueFull: Kind(503, "queue-full", "The model's queue is full"),
-    UnsupportedServer: Kind(503, "unsupported-broker", "The broker's version is too old"),
-    IdempotencyConflict: Kind(422, "idempotency-conflict", "The idempotency key belongs to another payload"),
-    JobEnded: Kind(409, "job-ended", "The job has ended"),
-    EmbeddedServerError: INTERNAL,
-    BadMessage: INTERNAL,
-    BrokerError: INTERNAL,
-}
+#: Those that carry `Retry-After`.
+_PASSING = (BrokerUnavailable, QueueFull, TooFast, TooManyOpen)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,27 +37,66 @@ class Problem(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+def described(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
+    """How the OpenAPI document describes these: a response per status."""
+    by_status: defaultdict[int, list[Kind]] = defaultdict(list)
+    for kind in kinds:
+        by_status[kind.status].append(kind)
+    return {status: _described(of_status) for status, of_status in by_status.items()}
+
+
+def _described(kinds: Sequence[Kind]) -> dict[str, Any]:
+    examples = {
+        kind.slug: {"summary": kind.title, "value": _body(Problem(kind, "What happened, with the values."), "8f1c…")}
+        for kind in kinds
+    }
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
+    described: dict[str, Any] = {"description": "; ".join(f"{kind.title} (`{kind.slug}`)" for kind in kinds) + "."}
+    return described | {"content": content}
+
+
 def of_broker(error: BrokerError) -> Problem:
     """What a broker's error is to a caller; with `Retry-After` where trying again makes sense."""
     kind = next(BROKER_PROBLEMS[cls] for cls in type(error).__mro__ if cls in BROKER_PROBLEMS)
     headers: dict[str, str] = {}
-    if isinstance(error, (BrokerUnavailable, QueueFull)):
-        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if isinstance(error, _PASSING):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, TooFast):
+        headers |= rate_headers(error.rate, error.state)
     return Problem(kind, str(error), headers=headers)
 
 
+def rate_headers(rate: Rate, rate_state: RateState) -> dict[str, str]:
+    """How a caller's rate is told. Source: draft-ietf-httpapi-ratelimit-headers-10."""
+    return {
+        "ratelimit-policy": f'"submits";q={rate.count};w={math.ceil(rate.period_s)}',
+        "ratelimit": f'"submits";r={rate_state.remaining};t={math.ceil(rate_state.reset_s)}',
+    }
+
+
 def response(problem: Problem, request_id: str) -> Response:
-    body = {
-        "type": TYPE_PREFIX + problem.kind.slug,
+    return Response(
+        orjson.dumps(_body(problem, request_id)),
+        status_code=problem.kind.status,
+        headers=dict(problem.headers),
+        media_type=MEDIA_TYPE,
+    )
+
+
+def _body(problem: Problem, request_id: str) -> dict[str, object]:
+    return {
+        "type": problem.kind.type,
         "title": problem.kind.title,
         "status": problem.kind.status,
         "detail": problem.detail,
         "request_id": request_id,
         **problem.extra,
     }
-    return Response(
-        orjson.dumps(body), status_code=problem.kind.status, headers=dict(problem.headers), media_type=MEDIA_TYPE
-    )
+
+
+def of_validation(error: ValidationError, *above: str) -> Problem:
+    """A body that failed validation; `above` is the path of what was validated."""
+    return invalid([{**detail, "loc": (*above, *detail["loc"])} for detail in error.errors(include_url=False)])
 
 
 def invalid(errors: Sequence[Mapping[str, object]]) -> Problem:
@@ -120,6 +115,9 @@ def _parts(error: Mapping[str, object]) -> Sequence[object]:
 
 
 def _message(error: Mapping[str, object]) -> str:
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(str(_parts(error)[-1]), JobRequest.model_fields, n=1)
+        return f"there is no such field; did you mean `{near[0]}`?" if near else "there is no such field"
     return str(error["msg"]).removeprefix("Value error, ")
 
 

@@ -35,7 +35,9 @@ class JobRequest(BaseModel):
         max_length=MAX_ROWS,
         description="Many rows; the job's answer is `outputs`, one entry a row in their order.",
     )
-    priority: PriorityName = "normal"
+    priority: PriorityName | None = Field(
+        default=None, description="`normal` unless it is given, or the highest that the key allows below that."
+    )
     timeout_s: float | None = Field(
         default=None, gt=0, le=604_800, description="A job that has not begun after so many seconds expires."
     )
@@ -52,6 +54,7 @@ class JobRequest(BaseModel):
 class Urls(BaseModel):
     self: str
     cancel: str
+    events: str
 
 
 class Accepted(BaseModel):
@@ -80,6 +83,13 @@ class Timings(BaseModel):
     batch_size: int
 
 
+class Progress(BaseModel):
+    """Rows of a job."""
+
+    done: int
+    total: int
+
+
 class Job(BaseModel):
     """A job as every reader sees it."""
 
@@ -93,13 +103,41 @@ class Job(BaseModel):
     started_at: datetime | None
     finished_at: datetime | None
     attempt: int
-    queue_position: int | None
+    queue_position: int | None = Field(description="Of a job that waits: about how many are served before it, plus 1.")
+    progress: Progress | None = Field(description="Of a job of many rows that runs.")
     output: Any = Field(description="For `input`: the answer.")
     outputs: list[Any] | None = Field(description="For `inputs`: `{output}` or `{error}` for each row.")
     error: ErrorOfRow | None
     metadata: dict[str, Any]
     urls: Urls
     timings: Timings | None
+
+
+class ListedJob(BaseModel):
+    """A job without its answer."""
+
+    id: str
+    object: Literal["job"]
+    model: str
+    version: str | None
+    status: JobStatus
+    priority: PriorityName
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempt: int
+    error: ErrorOfRow | None
+    metadata: dict[str, Any]
+    urls: Urls
+    timings: Timings | None
+
+
+class JobList(BaseModel):
+    """One page of a caller's jobs, the newest first. It may be empty and have a next one, where a filter is narrow."""
+
+    object: Literal["list"]
+    data: list[ListedJob]
+    next_cursor: str | None = Field(description="For the next page; null on the last.")
 
 
 class ModelView(BaseModel):
@@ -119,6 +157,9 @@ class ModelView(BaseModel):
     max_batch_size: int
     max_batch_tokens: int
     max_wait_ms: float
+    preferred_batch_sizes: list[int]
+    adaptive_wait: bool
+    input_schema: dict[str, Any] = Field(description="JSON Schema of one row; empty where the handler checks it.")
 
 
 class ModelList(BaseModel):

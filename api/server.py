@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 import signal
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 import uvicorn
 
+from api import binding
 from api.app import create_app
 from api.connection import MAX_TURNED_AWAY, Bounds, Connection
 from api.envelope import Envelope
@@ -45,7 +47,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._envelope.stopping.set()
+        self._envelope.stop()
         await super().shutdown(sockets)
 
 
@@ -54,6 +56,8 @@ def run(settings: Settings) -> None:
     configure(settings.logging.level, settings.logging.format, service="api")
     # What a caller did wrong is counted, and told to the caller; a line for each would be the caller's to fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    host = asyncio.run(binding.allowed_host(settings))
+    settings = settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})})
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -65,7 +69,7 @@ def run(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nothing here asks who the caller is.
+        # Nothing here asks for a caller's address.
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from api.auth import Gate
 from api.envelope import Envelope
-from api.problems import UNKNOWN_MODEL, Problem
+from api.kinds import UNKNOWN_MODEL
+from api.problems import Problem
 from broker import AsyncBroker, ModelInfo
 from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
@@ -24,6 +26,7 @@ BELIEVED_S = 0.5
 class ApiState:
     settings: Settings
     broker: AsyncBroker
+    gate: Gate
     registry: CollectorRegistry
     metrics: ApiMetrics
     envelope: Envelope
@@ -51,7 +54,7 @@ class ApiState:
 
     async def _ask(self) -> None:
         announced: defaultdict[str, list[ModelInfo]] = defaultdict(list)
-        for worker in await self.broker.workers():
+        for worker in await self.broker.overview.workers():
             for model in worker.models:
                 announced[model.name].append(model)
         self._announced, self._announced_at = dict(announced), time.monotonic()

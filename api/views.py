@@ -2,54 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
 import orjson
+from starlette.responses import Response
 
 from api.schemas import PRIORITY_NAMES
-from broker import JobState, NewJob
+from broker import JobState, Submitted
 
 
-def job(state: JobState) -> bytes:
+def job(state: JobState, position: int | None = None) -> bytes:
     """The whole job, as `schemas.Job` describes it."""
+    return orjson.dumps(_whole(state, position))
+
+
+def _whole(state: JobState, position: int | None) -> dict[str, object]:
     result = None if state.result is None else orjson.Fragment(state.result)
-    error = None if state.error is None else {"type": state.error.type, "message": state.error.message}
-    return orjson.dumps(
-        {
-            "id": state.id,
-            "object": "job",
-            "model": state.model,
-            "version": state.version,
-            "status": state.status.value,
-            "priority": PRIORITY_NAMES[state.priority],
-            "created_at": timestamp(state.created_at),
-            "started_at": timestamp(state.started_at),
-            "finished_at": timestamp(state.finished_at),
-            "attempt": state.attempt,
-            "queue_position": None,
-            "output": None if state.many else result,
-            "outputs": result if state.many else None,
-            "error": error,
-            "metadata": orjson.Fragment(state.metadata),
-            "urls": _urls(state.id),
-            "timings": None if state.timings is None else orjson.Fragment(state.timings),
-        }
-    )
+    return {
+        **_head(state),
+        "queue_position": position,
+        "progress": progress(state),
+        "output": None if state.many else result,
+        "outputs": result if state.many else None,
+        **_tail(state),
+    }
 
 
-def accepted(job_id: str, submitted: NewJob) -> bytes:
-    """What a submit answers, as `schemas.Accepted` describes it."""
+def _head(state: JobState) -> dict[str, object]:
+    return {
+        "id": state.id,
+        "object": "job",
+        "model": state.model,
+        "version": state.version,
+        "status": state.status.value,
+        "priority": PRIORITY_NAMES[state.priority],
+        "created_at": timestamp(state.created_at),
+        "started_at": timestamp(state.started_at),
+        "finished_at": timestamp(state.finished_at),
+        "attempt": state.attempt,
+    }
+
+
+def _tail(state: JobState) -> dict[str, object]:
+    return {
+        "error": None if state.error is None else {"type": state.error.type, "message": state.error.message},
+        "metadata": orjson.Fragment(state.metadata),
+        "urls": _urls(state.id),
+        "timings": None if state.timings is None else orjson.Fragment(state.timings),
+    }
+
+
+def progress(state: JobState) -> dict[str, int] | None:
+    """Rows of a job of many that runs."""
+    return None if state.progress is None else {"done": state.progress[0], "total": state.progress[1]}
+
+
+def listed(states: Sequence[JobState], next_cursor: str | None) -> bytes:
+    """A page of jobs without their answers, as `schemas.JobList` describes it."""
+    data = [_head(state) | _tail(state) for state in states]
+    return orjson.dumps({"object": "list", "data": data, "next_cursor": next_cursor})
+
+
+def accepted(submitted: Submitted, model: str) -> bytes:
+    """What a submit answers, as `schemas.Accepted` describes it; to a repeated one what the first was answered."""
     return orjson.dumps(
         {
-            "id": job_id,
+            "id": submitted.id,
             "object": "job",
             "status": "queued",
-            "model": submitted.model,
+            "model": model,
             "created_at": timestamp(submitted.created_at),
-            "urls": _urls(job_id),
+            "urls": _urls(submitted.id),
         }
     )
+
+
+def response(
+    body: bytes, status: int, headers: Mapping[str, str] | None = None, ended: JobState | None = None
+) -> Response:
+    """A JSON answer; of a job that has ended, `Server-Timing` tells what took its time."""
+    told = dict(headers or {})
+    if ended is not None and ended.timings is not None:
+        told["server-timing"] = server_timing(ended.timings)
+    return Response(body, status_code=status, headers=told, media_type="application/json")
+
+
+def server_timing(timings: bytes) -> str:
+    """Milliseconds of a job's steps. Source: W3C Server Timing."""
+    steps = {name.removesuffix("_ms"): took for name, took in orjson.loads(timings).items() if name.endswith("_ms")}
+    return ", ".join(f"{name};dur={took:g}" for name, took in steps.items())
 
 
 def url(job_id: str) -> str:
@@ -58,7 +101,7 @@ def url(job_id: str) -> str:
 
 def _urls(job_id: str) -> dict[str, str]:
     own = url(job_id)
-    return {"self": own, "cancel": f"{own}/cancel"}
+    return {"self": own, "cancel": f"{own}/cancel", "events": f"{own}/events"}
 
 
 def timestamp(moment: float | None) -> str | None:

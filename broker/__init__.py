@@ -1,5 +1,6 @@
 """Everything that touches Redis: keys, scripts, the queue's verbs, job records, results, the embedded server."""
 
+from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
 from broker.errors import (
     BadMessage,
@@ -7,16 +8,46 @@ from broker.errors import (
     BrokerUnavailable,
     EmbeddedServerError,
     IdempotencyConflict,
+    IdTaken,
     JobEnded,
     QueueFull,
+    TooFast,
+    TooManyOpen,
     UnsupportedServer,
 )
-from broker.jobs import JobFailure, JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo, queue_name
-from broker.leases import Delayed, FollowUp, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.jobs import (
+    JobFailure,
+    JobState,
+    JobStatus,
+    ModelInfo,
+    NewJob,
+    Priority,
+    QueueDepth,
+    Quota,
+    Rate,
+    RateState,
+    Submitted,
+    WorkerInfo,
+    queue_name,
+)
+from broker.leases import (
+    Delayed,
+    FollowUp,
+    Lease,
+    Leased,
+    Progress,
+    Reclaimed,
+    SettleAnswer,
+    Settlement,
+    Start,
+    StartAnswer,
+)
 from broker.sync import Broker
 from broker.traffic import TrafficRow
+from broker.waiting import Waiter
 
 __all__ = [
+    "AccessKey",
     "AsyncBroker",
     "BadMessage",
     "Broker",
@@ -25,25 +56,36 @@ __all__ = [
     "Delayed",
     "EmbeddedServerError",
     "FollowUp",
+    "IdTaken",
     "IdempotencyConflict",
     "JobEnded",
     "JobFailure",
     "JobState",
     "JobStatus",
+    "KeyRegistry",
     "Lease",
     "Leased",
     "ModelInfo",
     "NewJob",
     "Priority",
+    "Progress",
     "QueueDepth",
     "QueueFull",
+    "Quota",
+    "Rate",
+    "RateState",
     "Reclaimed",
+    "Scope",
     "SettleAnswer",
     "Settlement",
     "Start",
     "StartAnswer",
+    "Submitted",
+    "TooFast",
+    "TooManyOpen",
     "TrafficRow",
     "UnsupportedServer",
+    "Waiter",
     "WorkerInfo",
     "queue_name",
 ]

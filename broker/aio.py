@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
-import orjson
 import redis.asyncio
 
 from broker import pidbox
+from broker.access import AccessKeys
 from broker.connect import check_server_info, connect_async
+from broker.draining import DrainRates
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
-from broker.jobs import JobState, JobStatus, ModelInfo, NewJob, Priority, QueueDepth, WorkerInfo
-from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys
+from broker.jobs import (
+    JobState,
+    JobStatus,
+    NewJob,
+    Priority,
+    Submitted,
+)
+from broker.keys import PROBE_TTL_S, Keys
 from broker.lua import script_text
+from broker.overview import Overview
 from broker.reading import Reader
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
@@ -30,6 +38,8 @@ from broker.waiting import ResultListener, Waiter
 #: How long, and how many, jobs that were cancelled or revoked are remembered; as long as their messages may wait.
 REVOKED_TTL_S = 7 * 86400
 MAX_REVOKED = 50_000
+#: How long whoever watches a job is told of its start, seconds.
+WATCHED_S = 60
 #: After a job's deadline, before it is looked at: clocks of two machines never agree.
 EXPIRY_MARGIN_S = 0.02
 
@@ -37,13 +47,25 @@ EXPIRY_MARGIN_S = 0.02
 class AsyncBroker:
     """One API process' way to the queues. Made by `open`; needs no server until it is used."""
 
-    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, max_queue_depth: int, result_ttl_s: int) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        max_queue_depth: int,
+        result_ttl_s: int,
+        queues: Sequence[str] = (),
+    ) -> None:
         self.keys = keys
         self._client = client
         self._result_ttl_s = result_ttl_s
         self._cancel = client.register_script(script_text("cancel"))
         self._reader = Reader(client, keys)
-        self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth)
+        self.overview = Overview(client, keys)
+        drain_rates = DrainRates(queues, self.overview.leased)
+        self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth, drain_rates=drain_rates)
+        self.access = AccessKeys(client, keys)
+        self._watching = asyncio.create_task(drain_rates.run()) if queues else None
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 
@@ -56,17 +78,19 @@ class AsyncBroker:
         max_queue_depth: int = 100_000,
         result_ttl_s: int = 86_400,
         read_timeout_s: float = 10.0,
+        queues: Sequence[str] = (),
     ) -> Self:
-        """`max_queue_depth` 0 means no limit."""
+        """`max_queue_depth` 0 means no limit. How fast `queues` are drained is watched from now on."""
         client = connect_async(url, read_timeout_s)
-        return cls(client, Keys(key_prefix), max_queue_depth=max_queue_depth, result_ttl_s=result_ttl_s)
+        return cls(client, Keys(key_prefix), max_queue_depth=max_queue_depth, result_ttl_s=result_ttl_s, queues=queues)
 
-    async def submit(self, job: NewJob) -> str:
-        """Return the id under which the job is queued, after the server accepted it.
+    async def submit(self, job: NewJob) -> Submitted:
+        """Return the job as the server holds it, after it was accepted.
 
-        That is the job's own id, or the first job's when its idempotency key was used before with the same payload.
-        Raises `QueueFull`, `IdempotencyConflict`, or `BrokerUnavailable` (then the job may be queued all the same, if
-        only the answer was lost).
+        That is the submitted one, or the first one when it repeats that: by an idempotency key that was used before, or
+        by an id of the caller's choice, with the same payload. Raises `QueueFull`, `TooFast`, `TooManyOpen`,
+        `IdempotencyConflict`, `IdTaken`, or `BrokerUnavailable` (then the job may be queued all the same, if only the
+        answer was lost).
         """
         return await self._submitter.submit(job)
 
@@ -79,33 +103,39 @@ class AsyncBroker:
         return await self._expire(state)
 
     def waiter(self, job_id: str) -> AbstractContextManager[Waiter]:
-        """For `wait`: a waiter that was there before the job was submitted saves a look for its result."""
+        """Woken when there is news of the job; one that was there before the job was submitted misses nothing."""
         return self._listener.waiter(job_id)
 
+    def wake_waiters(self) -> None:
+        """Let every waiter look up: at its job, and at whatever else it waits on."""
+        self._listener.wake_all()
+
     async def wait(
-        self, job_id: str, timeout_s: float, waiter: Waiter | None = None, expires_at: float | None = None
+        self,
+        job_id: str,
+        timeout_s: float,
+        waiter: Waiter | None = None,
+        expires_at: float | None = None,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> JobState | None:
         """The job's state as soon as it has ended, or its state at the timeout; None for an unknown id.
 
-        `expires_at` is when a job that was submitted after its `waiter` was made expires.
+        A `waiter` was made before the job was known not to have ended. None, too, when it is woken and `given_up()`. A
+        job that waits ends when its time is over, at `expires_at` as far as the caller knows.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        if waiter is not None:
-            return await self._wait(job_id, deadline, waiter, expires_at)
-        state = await self.fetch(job_id)
-        if state is None or state.ended or timeout_s <= 0:
-            return state
-        with self._listener.waiter(job_id) as waiter:
-            # It may have ended before we listened.
-            waiter.wake()
-            return await self._wait(job_id, deadline, waiter, None)
-
-    async def _wait(self, job_id: str, deadline: float, waiter: Waiter, expires_at: float | None) -> JobState | None:
+        if waiter is None:
+            with self.waiter(job_id) as waiter:
+                # It may have ended before we listened.
+                waiter.wake()
+                return await self.wait(job_id, timeout_s, waiter, expires_at, given_up)
         loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         while (left := deadline - loop.time()) > 0:
             if expires_at is not None:
                 left = min(left, max(0.0, expires_at - time.time()) + EXPIRY_MARGIN_S)
             await waiter.wait(left)
+            if given_up():
+                return None
             state = await self.fetch(job_id)
             if state is None or state.ended:
                 return state
@@ -127,6 +157,15 @@ class AsyncBroker:
             if dropped:
                 return state
         raise JobEnded(job_id, state.status if state else JobStatus.SUCCEEDED)
+
+    async def watch(self, job_id: str) -> None:
+        """For `WATCHED_S` a waiter of this job is woken when it begins too. Those who watch on say so again."""
+        now = time.time()
+        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
+            pipe.zadd(self.keys.watched, {job_id: now + WATCHED_S})
+            pipe.zremrangebyscore(self.keys.watched, "-inf", now)
+            pipe.expire(self.keys.watched, WATCHED_S)
+            await pipe.execute()
 
     def listen(self) -> None:
         """Hear of ended jobs and of Celery's `revoke` from now on, not only from the first wait on."""
@@ -161,11 +200,14 @@ class AsyncBroker:
         keys = self.keys
         async with translated_async(self._client):
             dropped = await self._cancel(
-                keys=[keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked],
+                keys=[
+                    *(keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked),
+                    keys.open_jobs(state.counted_by if state else ""),
+                ],
                 args=[
                     encode_dropped(job_id, status, reason, facts),
                     self._result_ttl_s,
-                    keys.ended,
+                    keys.news,
                     int(status is JobStatus.EXPIRED),
                     job_id,
                     REVOKED_TTL_S,
@@ -179,45 +221,6 @@ class AsyncBroker:
         """How many waits are open in this process."""
         return len(self._listener)
 
-    async def queue_depths(self, queues: Sequence[str]) -> list[QueueDepth]:
-        """Messages not yet leased, per queue and priority step; given-back and owners' ones count too."""
-        levels = [str(level) for level, _ in enumerate(PRIORITY_STEPS, 1)]
-        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
-            for keys in map(self.keys.queue, queues):
-                for key in (*keys.waiting, *keys.returned):
-                    pipe.llen(key)
-                pipe.hmget(keys.owned_depths, levels)
-            answers = iter(await pipe.execute())
-        depths: list[QueueDepth] = []
-        for queue in queues:
-            waiting, returned = ([next(answers) for _ in levels] for _ in range(2))
-            owned = [int(count or 0) for count in next(answers)]
-            of_levels = zip(PRIORITY_STEPS, waiting, returned, owned, strict=True)
-            depths += [QueueDepth(queue, step, sum(counts)) for step, *counts in of_levels]
-        return depths
-
-    async def dead_letters(self, queues: Sequence[str]) -> dict[str, int]:
-        """How many dead letters each queue has."""
-        lengths = await self._lengths([self.keys.queue(queue).dead for queue in queues])
-        return dict(zip(queues, lengths, strict=True))
-
-    async def _lengths(self, keys: Sequence[str]) -> list[int]:
-        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.llen(key)
-            lengths: list[int] = await pipe.execute()
-        return lengths
-
-    async def workers(self) -> list[WorkerInfo]:
-        """The workers that live now, as they announced themselves."""
-        sessions = await self._read(lambda: self._client.zrange(self.keys.workers, 0, -1))
-        if not sessions:
-            return []
-        announcements = await self._read(
-            lambda: self._client.mget([self.keys.worker(session.decode()) for session in sessions])
-        )
-        return [_worker_info(orjson.loads(text)) for text in announcements if text is not None]
-
     async def probe(self) -> None:
         """Raises `BrokerUnavailable` when a submit would be refused now, `UnsupportedServer` for too old a server.
 
@@ -227,6 +230,10 @@ class AsyncBroker:
         check_server_info(await self._read(lambda: self._client.info("server")))
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
         await self._listener.close()
         await self._client.aclose()
 
@@ -234,8 +241,3 @@ class AsyncBroker:
         """Run a command that may be run twice."""
         async with translated_async(self._client):
             return await tried_twice(command)
-
-
-def _worker_info(announced: dict[str, Any]) -> WorkerInfo:
-    models = tuple(ModelInfo(**model) for model in announced.pop("models"))
-    return WorkerInfo(models=models, **announced)

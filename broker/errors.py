@@ -4,11 +4,18 @@ BrokerError
 ├── BrokerUnavailable    no answer, refused, loading, read-only, out of memory: try again later
 ├── QueueFull            admission refused the job: nothing was stored
 ├── IdempotencyConflict  the same key came before with another payload
+├── IdTaken              the id that a caller chose is another job's
+├── TooManyOpen          the caller has as many jobs that have not ended as they may
+├── TooFast              the caller submits faster than they may
 ├── JobEnded             a job that has ended cannot be cancelled
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
 └── BadMessage           a queued message that no job can be made of
 """
+
+from __future__ import annotations
+
+from broker.jobs import Rate, RateState
 
 
 class BrokerError(Exception):
@@ -40,6 +47,31 @@ class IdempotencyConflict(BrokerError):
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(f"idempotency key {key!r} belongs to job {job_id}, which had another payload")
         self.job_id = job_id
+
+
+class IdTaken(BrokerError):
+    """The id that a caller chose belongs to a job with another payload, or to somebody else's."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"the id {job_id} is taken by another job: choose a new one")
+
+
+class TooManyOpen(BrokerError):
+    """The job was not stored: the caller's key allows no more jobs that have not ended."""
+
+    def __init__(self, count: int, limit: int, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(f"{count} jobs of this key have not ended, {limit} may be open: wait for some of them")
+        self.retry_after_s = retry_after_s
+
+
+class TooFast(BrokerError):
+    """The job was not stored: the caller's key allows fewer submits in that time."""
+
+    def __init__(self, rate: Rate, state: RateState, *, retry_after_s: float) -> None:
+        super().__init__(f"this key may submit {rate.count} jobs in {rate.period_s:g} s: slow down")
+        self.rate = rate
+        self.state = state
+        self.retry_after_s = retry_after_s
 
 
 class JobEnded(BrokerError):

@@ -53,12 +53,59 @@ class NewJob:
     metadata: bytes = b"{}"
     many: bool = False
     request_id: str | None = None
-    #: Whose job this is, for fair shares; "" for nobody in particular.
+    #: Whose job this is; owners share a queue fairly. "" for nobody in particular.
     owner: str = ""
     #: Owner and key; the same pair within its TTL stands for the same job.
     idempotency_key: tuple[str, str] | None = None
-    #: Hash of the payload that the idempotency key stands for; holds no colon.
+    #: Hash of the payload that the idempotency key or a chosen id stands for; holds no colon.
     fingerprint: str = ""
+    #: The caller chose the id: it may be taken.
+    chosen_id: bool = False
+    #: What the caller may submit; None for no bounds.
+    quota: Quota | None = None
+
+    @property
+    def counted_by(self) -> str:
+        """Id of the access key whose in-flight quota counts this job; "" for none."""
+        return self.quota.key_id if self.quota is not None and self.quota.max_in_flight is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many submits in so many seconds, and as many at once after a pause."""
+
+    count: int
+    period_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one access key may submit; None for no bound."""
+
+    key_id: str
+    rate: Rate | None = None
+    #: Jobs that have not ended.
+    max_in_flight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """Where a caller stands: submits that would be taken now, and seconds until all of its rate is there again."""
+
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job that the server holds: the submitted one, or the first one that it repeats."""
+
+    id: str
+    #: Unix seconds.
+    created_at: float
+    repeated: bool = False
+    #: None for a caller without a rate.
+    rate: RateState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +134,14 @@ class JobState:
     error: JobFailure | None
     metadata: bytes
     timings: bytes | None
+    #: Rows done and rows, of a job of many that runs; None for another.
+    progress: tuple[int, int] | None = None
+    #: Whose job it is; None where no record says so: a plain Celery client's.
+    owner: str | None = None
+    #: Its number among the messages of its queue and priority; None for one that is not known to wait.
+    ticket: int | None = None
+    #: Access key whose in-flight quota counts it, or "".
+    counted_by: str = ""
 
     @property
     def ended(self) -> bool:

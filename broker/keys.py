@@ -53,6 +53,8 @@ class QueueKeys:
     #: sorted set: owner -> place of their last message in `waiting`; "" -> minus the number of places that were taken
     #: since. As long as an owner has a place; after `celery purge` until the next message is taken.
     places: tuple[str, ...]
+    #: hash: level (1 is the highest) -> how many messages of the waiting and owners' lists were ever leased.
+    served: str
 
     def held(self, session: str) -> str:
         """hash: lease tag -> `level:attempt:message`, what one worker holds."""
@@ -95,6 +97,7 @@ class Keys:
             owned_depths=f"{own}owned-depths:{name}",
             rotations=tuple(f"{own}rotation:{name}:{step}" for step in PRIORITY_STEPS),
             places=tuple(f"{own}places:{name}:{step}" for step in PRIORITY_STEPS),
+            served=f"{own}served:{name}",
         )
 
     def result(self, job_id: str) -> str:
@@ -102,9 +105,14 @@ class Keys:
         return self._results + job_id
 
     @property
-    def ended(self) -> str:
-        """channel: result keys of the jobs that have just ended, a line each."""
-        return self._own + "ended"
+    def news(self) -> str:
+        """channel: result keys of the jobs of which there is news, a line each: they have ended, or are further."""
+        return self._own + "news"
+
+    @property
+    def watched(self) -> str:
+        """sorted set with TTL: id of a job whose start is to be told on `news` -> Unix seconds until when."""
+        return self._own + "watched"
 
     @property
     def revoked(self) -> str:
@@ -121,12 +129,29 @@ class Keys:
         return f"{self._own}job:{job_id}"
 
     def started(self, job_id: str) -> str:
-        """string with TTL: `attempt:unix seconds` of the last start."""
+        """string with TTL: `attempt:unix seconds` of the last start; of many rows also `:rows done:rows`."""
         return f"{self._own}started:{job_id}"
 
     def idempotency(self, owner: str, key: str) -> str:
-        """string with TTL: `fingerprint:job id` of the first submit with this key."""
+        """string with TTL: `fingerprint:unix milliseconds:job id` of the first submit with this key."""
         return f"{self._own}idempotency:{owner}:{key}"
+
+    def listed(self, owner: str) -> str:
+        """sorted set with TTL: id of an owner's job -> Unix milliseconds of its submit; the newest ones only."""
+        return f"{self._own}jobs:{owner}"
+
+    def open_jobs(self, key_id: str) -> str:
+        """set with TTL: ids of the jobs that count against an access key's in-flight quota."""
+        return f"{self._own}open:{key_id}"
+
+    def rate(self, key_id: str) -> str:
+        """string with TTL: theoretical arrival time of an access key's next submit, server microseconds."""
+        return f"{self._own}rate:{key_id}"
+
+    @property
+    def access_keys(self) -> str:
+        """hash: id of an access key -> what is known of it, JSON; never the key itself."""
+        return self._own + "keys"
 
     @property
     def workers(self) -> str:

@@ -58,6 +58,18 @@ class Start:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job of many rows is. `started_at` is Unix seconds; `done` and `total` count rows."""
+
+    tag: bytes
+    job_id: str
+    attempt: int
+    started_at: float
+    done: int
+    total: int
+
+
 class StartAnswer(IntEnum):
     LOST = 0
     RUN = 1
@@ -85,6 +97,8 @@ class Settlement:
     follow_ups: tuple[FollowUp, ...] = ()
     #: Queued instead when the job turns out to have been revoked: its result is stored, and nothing was queued.
     if_revoked: tuple[FollowUp, ...] = ()
+    #: Id of the access key whose in-flight quota the job counts against; "" for none.
+    counted_by: str = ""
 
 
 class SettleAnswer(IntEnum):

@@ -53,6 +53,8 @@ class Message:
     request_id: str | None
     #: Whose job this is; "" for nobody in particular. Plain Celery producers say it with the header `sheaf_owner`.
     owner: str
+    #: Access key whose in-flight quota counts it, or "".
+    counted_by: str = ""
 
 
 def encode(job: NewJob) -> bytes:
@@ -64,7 +66,12 @@ def encode(job: NewJob) -> bytes:
         job.payload,
         expires=None if job.expires_at is None else datetime.fromtimestamp(job.expires_at, UTC).isoformat(),
         priority=int(job.priority),
-        own={"enqueued_at": job.created_at, "request_id": job.request_id, "owner": job.owner},
+        own={
+            "enqueued_at": job.created_at,
+            "request_id": job.request_id,
+            "owner": job.owner,
+            "counted_by": job.counted_by,
+        },
     )
 
 
@@ -154,13 +161,14 @@ def decode(raw: bytes, max_bytes: int | None = None) -> Message:
             kwargs=kwargs,
             embed=embed,
             headers=headers,
-            enqueued_at=own[0] if own else None,
+            enqueued_at=own.enqueued_at if own else None,
             expires_at=_timestamp(headers.get("expires")),
             eta=_timestamp(headers.get("eta")),
             ignore_result=bool(headers.get("ignore_result")),
             recorded=own is not None,
-            request_id=own[1] if own else None,
-            owner=own[2] if own else _owner(headers.get("sheaf_owner"), "sheaf_owner"),
+            request_id=own.request_id if own else None,
+            owner=own.owner if own else _name(headers.get("sheaf_owner"), "owner", "sheaf_owner"),
+            counted_by=own.counted_by if own else "",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
@@ -211,21 +219,32 @@ def _body(
     return args, kwargs, embed if isinstance(embed, dict) else {}
 
 
-def _own_header(value: object) -> tuple[float, str | None, str] | None:
-    """When the job was enqueued, its request id, and its owner, of whom old messages say nothing."""
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The header `sheaf`."""
+
+    enqueued_at: float
+    request_id: str | None
+    owner: str
+    counted_by: str
+
+
+def _own_header(value: object) -> _Own | None:
+    """Of what else it says, old messages may say nothing."""
     if value is None:
         return None
     match value:
         case {"enqueued_at": (int() | float()) as moment, "request_id": (str() | None) as request_id, **others}:
-            return _plausible(moment), request_id, _owner(others.get("owner"), "sheaf")
+            owner, counted_by = (_name(others.get(field), field, "sheaf") for field in ("owner", "counted_by"))
+            return _Own(_plausible(moment), request_id, owner, counted_by)
     raise ValueError("the header `sheaf` is not as it should be")
 
 
-def _owner(value: object, header: str) -> str:
+def _name(value: object, field: str, header: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"the owner in the header `{header}` is {value!r:.80}, not a string")
+        raise ValueError(f"the {field} in the header `{header}` is {value!r:.80}, not a string")
     return value
 
 

@@ -119,6 +119,9 @@ def encode_record(job: NewJob) -> bytes:
             "expires_at": job.expires_at,
             "many": job.many,
             "metadata": orjson.Fragment(job.metadata),
+            "owner": job.owner,
+            "counted_by": job.counted_by,
+            "fingerprint": job.fingerprint if job.chosen_id else "",
         }
     )
 
@@ -131,7 +134,7 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
     if record is None:
         return None
     known = orjson.loads(record)
-    attempt, _, moment = (started or b"0:").partition(b":")
+    attempt, moment, *rows = (started or b"0:").split(b":")
     return JobState(
         id=job_id,
         model=known["model"],
@@ -148,6 +151,10 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         error=None,
         metadata=orjson.dumps(known["metadata"]),
         timings=None,
+        progress=(int(rows[0]), int(rows[1])) if rows else None,
+        owner=known.get("owner", ""),
+        ticket=known.get("ticket") if started is None else None,
+        counted_by=known.get("counted_by", ""),
     )
 
 
@@ -186,6 +193,8 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         error=None if status is JobStatus.SUCCEEDED else _failure(status, meta["result"]),
         metadata=orjson.dumps(known.get("metadata", {})),
         timings=None if timings is None else orjson.dumps(timings),
+        owner=None if record is None else known.get("owner", ""),
+        counted_by=known.get("counted_by", ""),
     )
 
 

@@ -20,7 +20,7 @@ from broker.connect import CONNECT_TIMEOUT_S, check_server_info, connect
 from broker.faults import translated
 from broker.jobs import WorkerInfo
 from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys, QueueKeys
-from broker.leases import Delayed, Lease, Leased, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
+from broker.leases import Delayed, Lease, Leased, Progress, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
 from broker.traffic import MAX_NOTED, MAX_ROWS, TTL_S, TrafficRow
 
@@ -72,6 +72,7 @@ class Broker:
         self._lease = self._script("lease")
         self._renew = self._script("renew", self._renewing)
         self._start = self._script("start")
+        self._progress = self._script("progress")
         self._settle = self._script("settle")
         self._release = self._script("release")
         self._reclaim = self._script("reclaim")
@@ -96,7 +97,7 @@ class Broker:
                 keys=[
                     *(*keys.returned, *keys.waiting),
                     *(keys.holders, keys.held(self.session), keys.lease_sequence),
-                    *(keys.owned_depths, *keys.rotations, *keys.places),
+                    *(keys.owned_depths, *keys.rotations, *keys.places, keys.served),
                 ],
                 args=[
                     *(self.session, int(self.lease_s * 1000), self._highest_tag.get(queue, 0)),
@@ -130,25 +131,35 @@ class Broker:
     def start(self, queue: str, jobs: Sequence[Start]) -> list[StartAnswer]:
         """The last look before a batch runs, and the note of its start for pollers."""
         note_time = f"{time.time():.6f}"
-        args: list[object] = [self._result_ttl_s]
+        args: list[object] = [self._result_ttl_s, self.keys.news]
         for job in jobs:
             note_key = self.keys.started(job.job_id) if job.recorded else ""
             args += (job.tag, job.job_id, self.keys.result(job.job_id), note_key, f"{job.attempt}:{note_time}")
-        keys = [self._held(queue), self.keys.revoked]
+        keys = [self._held(queue), self.keys.revoked, self.keys.watched]
         with translated(self._client):
             return [_START_ANSWERS[answer] for answer in self._start(keys=keys, args=args)]
 
     def settle(self, queue: str, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """End jobs: store and publish each result, queue what follows it, drop its lease; only where still held."""
-        args: list[object] = [self._result_ttl_s, self.keys.ended]
+        args: list[object] = [self._result_ttl_s, self.keys.news]
         for job in settlements:
             record_key = self.keys.record(job.job_id) if job.recorded else ""
-            args += (job.tag, self.keys.result(job.job_id), job.result or b"", record_key)
+            args += (job.tag, job.job_id, self.keys.result(job.job_id), job.result or b"", record_key)
+            args += (self.keys.open_jobs(job.counted_by) if job.counted_by else "",)
             args += (len(job.follow_ups), len(job.if_revoked))
             for follow_up in (*job.follow_ups, *job.if_revoked):
                 args += (follow_up.list_key, follow_up.message)
         with translated(self._client):
             return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=[self._held(queue)], args=args)]
+
+    def progress(self, queue: str, jobs: Sequence[Progress]) -> None:
+        """Tell readers how far jobs of many rows are; only of what is still held."""
+        args: list[object] = [self._result_ttl_s, self.keys.news]
+        for job in jobs:
+            note = f"{job.attempt}:{job.started_at:.6f}:{job.done}:{job.total}"
+            args += (job.tag, self.keys.started(job.job_id), note, self.keys.result(job.job_id))
+        with translated(self._client):
+            self._progress(keys=[self._held(queue)], args=args)
 
     def release(self, queue: str, tags: Sequence[bytes]) -> int:
         """Give unstarted messages back to the front of their lists. `tags` oldest first. Returns how many were held."""

@@ -90,6 +90,11 @@ class ResultListener:
             if not waiters and self._waiters.get(key) is waiters:
                 del self._waiters[key]
 
+    def wake_all(self) -> None:
+        """Every waiter looks for itself."""
+        for waiters in self._waiters.values():
+            _wake(waiters)
+
     def start(self) -> None:
         """Listen from now on."""
         if self._task is None:
@@ -110,7 +115,7 @@ class ResultListener:
             pubsub = self._client.pubsub()
             try:
                 async with translated_async(self._client):
-                    await pubsub.subscribe(self._keys.ended, self._control_channel)
+                    await pubsub.subscribe(self._keys.news, self._control_channel)
                     while not self._closing:
                         await self._hear(pubsub)
                         failures = 0
@@ -133,8 +138,7 @@ class ResultListener:
             if message is None:
                 raise BrokerUnavailable(f"no word from it for {2 * SILENCE_S:.0f} s")
         if message["type"] == "subscribe":
-            for waiters in self._waiters.values():
-                _wake(waiters)
+            self.wake_all()
         elif message["type"] != "message":
             return
         elif message["channel"].decode() == self._control_channel:

@@ -3,6 +3,7 @@
 from configs.layers import LoadedSettings, SettingsError, load_settings
 from configs.settings import (
     ApiSettings,
+    AuthSettings,
     BrokerSettings,
     FlowerSettings,
     LoggingSettings,
@@ -13,6 +14,7 @@ from configs.settings import (
 
 __all__ = [
     "ApiSettings",
+    "AuthSettings",
     "BrokerSettings",
     "FlowerSettings",
     "LoadedSettings",

@@ -89,8 +89,21 @@ class ApiSettings(_Section):
     body_timeout_s: Seconds = 10.0
     #: How long results are kept.
     result_ttl_s: Annotated[int, Field(ge=1)] = 86_400
+    #: Whether /docs and /openapi.json are there; they tell what the service can do, and ask for no key.
+    docs: bool = True
+    #: Who may scrape /metrics: callers with a key of the scope `metrics` (everybody, while no keys are in force);
+    #: everybody; or nobody.
+    metrics: Literal["keys", "open", "off"] = "keys"
     #: Longest `Prefer: wait=N` and `?wait=N`.
     max_wait_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+
+
+class AuthSettings(_Section):
+    """Who may call the API."""
+
+    #: `keys`: whoever comes with a key of `sheaf keys create`. As long as there is none, everybody on this machine, and
+    #: the API listens on loopback only. `none`: whoever reaches the API.
+    mode: Literal["keys", "none"] = "keys"
 
 
 class FlowerSettings(_Section):
@@ -216,6 +229,7 @@ def _model_name(name: str) -> str:
 class Settings(_Section):
     broker: BrokerSettings = BrokerSettings()
     api: ApiSettings = ApiSettings()
+    auth: AuthSettings = AuthSettings()
     flower: FlowerSettings = FlowerSettings()
     workers: WorkerSettings = WorkerSettings()
     io: IoSettings = IoSettings()

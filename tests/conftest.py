@@ -25,6 +25,8 @@ PERMANENT_KEYS = (
     "sheaf:delayed",
     "sheaf:dead:",
     "sheaf:workers",
+    "sheaf:served:",
+    "sheaf:keys",
 )
 
 

@@ -162,7 +162,7 @@ class _Producer:
         payload = self._payloads.get(arrival.tokens)
         if payload is None:
             payload = self._payloads[arrival.tokens] = orjson.dumps({"input": self._make_row(arrival.tokens)})
-        return await self._broker.submit(
+        submitted = await self._broker.submit(
             NewJob(
                 id=str(uuid.uuid4()),
                 model=self._model,
@@ -172,6 +172,7 @@ class _Producer:
                 created_at=time.time(),
             )
         )
+        return submitted.id
 
 
 @contextmanager
@@ -204,7 +205,9 @@ async def _until_ready(broker: AsyncBroker, model: str, alive: Callable[[], None
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         alive()
-        for info in (info for worker in await broker.workers() for info in worker.models if info.name == model):
+        for info in (
+            info for worker in await broker.overview.workers() for info in worker.models if info.name == model
+        ):
             if info.state == "failed":
                 raise TuningError(
                     f"model {model} did not load in the worker that was to try the settings: {info.error}"

@@ -63,6 +63,8 @@ class Job:
     infer_s: float = 0.0
     postprocess_s: float = 0.0
     batch_size: int = 0
+    #: When its progress may be told of again.
+    tell_at: float = 0.0
     #: The times above as readers and logs see them; None for a job that did not run.
     timings: dict[str, float | int] | None = None
 
@@ -192,7 +194,8 @@ def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
 def _settlement(
     job: Job, served: Served, result: bytes | None, state: str, outcome: object, traceback: str | None = None
 ) -> Settlement:
-    settlement = Settlement(job.lease.tag, job.id, result, job.message.recorded)
+    message = job.message
+    settlement = Settlement(job.lease.tag, job.id, result, message.recorded, counted_by=message.counted_by)
     if job.canvas is not None:
         outbox, tag, revoked = served.outbox, job.lease.tag, revocation("revoked").stored()
         settlement.follow_ups = (job.canvas.follow_up(outbox, tag, state, outcome, traceback),)
@@ -214,7 +217,10 @@ def buried(
         canvas = _canvas_if_any(message)
         if canvas is not None:
             follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
-    settlement = Settlement(lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups))
+    counted_by = message.counted_by if message is not None else ""
+    settlement = Settlement(
+        lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups), counted_by=counted_by
+    )
     return Burial(settlement, error, kind, None if message is None else str(message.task))
 
 

@@ -8,18 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from broker import BadMessage, Broker, BrokerUnavailable, JobStatus, SettleAnswer, Settlement
+from broker import BadMessage, Broker, BrokerUnavailable, JobStatus, Progress, SettleAnswer, Settlement
 from inference import gpu_memory_bytes
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics, padding_ratio
 from workers.backoff import persist
 from workers.handover import Burials, Endings, Handover, RunBatch
-from workers.jobs import Burial, Ending, Served, finished
+from workers.jobs import Burial, Ending, Job, Served, finished
 from workers.lane import Lane
 from workers.threads import Grace, core_thread
 from workers.watch import StepWatch
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two words on the progress of one job.
+TELL_EVERY_S = 0.25
 
 
 class Settler:
@@ -100,7 +103,24 @@ class Settler:
             if failed:
                 self._bury(Burials(lane, [_burial(lane, ending) for ending in failed]))
         self._settle(lane, endings, self._batches)
+        self._tell_progress(lane, [row.job for row in batch.rows if row.job.rows_left and row.job.message.recorded])
         self._report(batch, postprocess_s)
+
+    def _tell_progress(self, lane: Lane, jobs: Sequence[Job]) -> None:
+        """News for readers, now and then, of jobs that are not done with this batch."""
+        now = time.monotonic()
+        told: list[Progress] = []
+        for job in dict.fromkeys(jobs):
+            if now >= job.tell_at and job.started_at is not None:
+                job.tell_at = now + TELL_EVERY_S
+                done, total = len(job.outputs) - job.rows_left, len(job.outputs)
+                told.append(Progress(job.lease.tag, job.id, job.lease.attempt, job.started_at, done, total))
+        if not told:
+            return
+        try:
+            self._broker.progress(lane.queue, told)
+        except BrokerUnavailable as error:
+            log.debug("Progress could not be told.", extra={"cause": str(error)})
 
     def _bury(self, item: Burials) -> None:
         if not item.burials:

@@ -4,6 +4,7 @@
 -- KEYS 2      record key
 -- KEYS 3      key of the note that it has begun
 -- KEYS 4      revoked                                      (sorted set: job id -> unix seconds)
+-- KEYS 5      set of open jobs that it may be in
 -- ARGV 1      the stored form of a job that was dropped
 -- ARGV 2      result TTL, seconds
 -- ARGV 3      channel that names the jobs that have ended, by their result keys
@@ -23,4 +24,5 @@ redis.call('EXPIRE', KEYS[4], ARGV[6])
 redis.call('PUBLISH', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[3], KEYS[1])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
+redis.call('SREM', KEYS[5], ARGV[5])
 return 1

@@ -9,6 +9,7 @@
 -- KEYS 13-16  rotations, highest priority first           (list of owners, '' = the waiting list; the next one left)
 -- KEYS 17-20  places, highest priority first              (sorted set: owner -> place of their last message in the
 --                                                           waiting list; '' -> minus the places taken)
+-- KEYS 21     served                                       (hash: level -> messages ever leased from waiting and owned)
 -- ARGV 1      session
 -- ARGV 2      lease, ms
 -- ARGV 3      highest tag that this worker has seen of the queue; new ones are above it
@@ -182,7 +183,9 @@ end
 for level = 1, 4 do
   local room = closed and 0 or take_returned(level, tonumber(ARGV[3 + level]))
   if room > 0 then
+    local before = #held
     if owned[level] > 0 then take_shares(level, room) else take_celery(level, room) end
+    if #held > before then redis.call('HINCRBY', KEYS[21], level, (#held - before) / 2) end
   end
 end
 

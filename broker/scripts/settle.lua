@@ -4,9 +4,9 @@
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- ARGV 1      result TTL, seconds
 -- ARGV 2      channel that names the jobs that have ended, by their result keys
--- ARGV 3..    per job: tag, result key, result ('' = store none), record key or '', count of follow-ups, count of those
---             for a job that was revoked meanwhile, then two per follow-up, the former first: list, message
---             (pushed left: webhooks, callbacks, dead letters)
+-- ARGV 3..    per job: tag, job id, result key, result ('' = store none), record key or '', key of the set of open jobs
+--             that it is in or '', count of follow-ups, count of those for a job that was revoked meanwhile, then two
+--             per follow-up, the former first: list, message (pushed left: webhooks, callbacks, dead letters)
 -- returns     per job: 1 settled | 0 the lease is lost | 2 it had a result already; the lease is dropped |
 --             3 it was revoked, and has that as its result; the lease is dropped
 --
@@ -16,11 +16,12 @@ local ttl = ARGV[1]
 local answers, ended = {}, {}
 local i = 3
 while i <= #ARGV do
-  local result_key, result, record = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local first_if_revoked = i + 6 + 2 * tonumber(ARGV[i + 4])
-  local last = first_if_revoked - 1 + 2 * tonumber(ARGV[i + 5])
+  local result_key, result, record, open = ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
+  local first_if_revoked = i + 8 + 2 * tonumber(ARGV[i + 6])
+  local last = first_if_revoked - 1 + 2 * tonumber(ARGV[i + 7])
   local answer = redis.call('HDEL', KEYS[1], ARGV[i])
   if answer == 1 then
+    if open ~= '' then redis.call('SREM', open, ARGV[i + 1]) end
     if result ~= '' then
       if redis.call('SET', result_key, result, 'EX', ttl, 'NX') then
         redis.call('PUBLISH', result_key, result)
@@ -31,7 +32,7 @@ while i <= #ARGV do
     end
     if answer == 1 and record ~= '' then redis.call('EXPIRE', record, ttl) end
     -- Whoever revoked it has stored that, and queued nothing of what follows it.
-    local from, to = i + 6, first_if_revoked
+    local from, to = i + 8, first_if_revoked
     if answer == 3 then from, to = first_if_revoked, last end
     if answer == 2 then to = from end
     for f = from, to - 1, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end

@@ -395,7 +395,7 @@ def test_what_openapi_promises_is_what_is_answered(client: httpx.Client) -> None
     jsonschema.validate(submit(client, {"model": "echo", "input": 1}).json(), schema)
     schema = {**answers["200"]["content"]["application/json"]["schema"], "components": document["components"]}
     jsonschema.validate(submit(client, {"model": "echo", "input": 1}, Prefer="wait=5").json(), schema)
-    body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = document["components"]["schemas"]["JobRequest"]
     assert body["properties"].keys() == {"model", "input", "inputs", "priority", "timeout_s", "metadata"}
 
 

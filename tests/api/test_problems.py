@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 import broker.errors
-from api import problems
-from api.problems import BROKER_PROBLEMS, Kind
+from api.kinds import BROKER_PROBLEMS, all_kinds
 from broker.errors import BrokerError
+from tests.services import REPOSITORY
 
 
 def test_every_broker_error_has_a_status() -> None:
@@ -17,9 +17,13 @@ def test_every_broker_error_has_a_status() -> None:
     assert classes == set(BROKER_PROBLEMS)
 
 
-def test_no_two_kinds_share_a_slug() -> None:
-    kinds = [found for _, found in inspect.getmembers(problems) if isinstance(found, Kind)] + list(
-        BROKER_PROBLEMS.values()
-    )
-    slugs = {kind.slug: kind for kind in kinds}
-    assert len(slugs) == len(set(kinds))
+def test_no_two_kinds_share_a_type() -> None:
+    kinds = all_kinds()
+    assert len({kind.type for kind in kinds}) == len(kinds)
+    assert set(BROKER_PROBLEMS.values()) <= set(kinds)
+
+
+def test_the_page_of_problems_tells_of_each_with_its_cure() -> None:
+    page = (REPOSITORY / "docs" / "PROBLEMS.md").read_text()
+    rows = [f"| {kind.status} | `{kind.type}` | {kind.title} | {kind.cure} |" for kind in all_kinds()]
+    assert [line for line in page.splitlines() if line.startswith("| ") and "urn:" in line] == rows

@@ -27,6 +27,7 @@ from broker import (
     Settlement,
     Start,
     StartAnswer,
+    Submitted,
     WorkerInfo,
 )
 from broker.embedded import EmbeddedServer
@@ -75,7 +76,7 @@ def run_one(broker: Broker, output: object) -> str:
 
 async def test_a_submitted_job_is_queued_and_readable(front: AsyncBroker, client: redis.Redis, broker: Broker) -> None:
     job = new_job("hello")
-    assert await front.submit(job) == job.id
+    assert (await front.submit(job)).id == job.id
     state = await front.fetch(job.id)
     assert state is not None
     assert (state.status, state.model, state.attempt) == (JobStatus.QUEUED, "echo", 0)
@@ -161,7 +162,7 @@ async def test_the_depth_cap_refuses_what_is_over_it_and_stores_nothing_of_it(
     front = await AsyncBroker.open(server_url, max_queue_depth=3)
     answers = await asyncio.gather(*(front.submit(new_job(id=f"job-{i}")) for i in range(5)), return_exceptions=True)
     await front.close()
-    assert [type(answer) for answer in answers] == [str, str, str, QueueFull, QueueFull]
+    assert [type(answer) for answer in answers] == [Submitted] * 3 + [QueueFull] * 2
     assert client.llen(f"{QUEUE}\x06\x163") == 3
     assert client.exists("sheaf:job:job-4") == 0
 
@@ -169,7 +170,7 @@ async def test_the_depth_cap_refuses_what_is_over_it_and_stores_nothing_of_it(
 async def test_the_same_idempotency_key_stands_for_the_same_job(front: AsyncBroker, client: redis.Redis) -> None:
     first, second = (new_job(idempotency_key=("me", "key"), fingerprint="f1") for _ in range(2))
     ids = await asyncio.gather(front.submit(first), front.submit(second))
-    assert set(ids) == {first.id}
+    assert {submitted.id for submitted in ids} == {first.id}
     assert client.llen(f"{QUEUE}\x06\x163") == 1
     with pytest.raises(IdempotencyConflict):
         await front.submit(new_job(idempotency_key=("me", "key"), fingerprint="f2"))
@@ -177,7 +178,7 @@ async def test_the_same_idempotency_key_stands_for_the_same_job(front: AsyncBrok
 
 async def test_a_job_submitted_twice_under_one_id_is_queued_once(front: AsyncBroker, client: redis.Redis) -> None:
     job = new_job()
-    assert await front.submit(job) == await front.submit(job) == job.id
+    assert [(await front.submit(job)).id for _ in range(2)] == [job.id] * 2
     assert client.llen(f"{QUEUE}\x06\x163") == 1
 
 
@@ -230,7 +231,8 @@ async def test_waiters_hear_of_results_after_the_broker_was_restarted(new_valkey
 
 async def test_a_broker_that_does_not_answer_is_said_to_be_unavailable() -> None:
     front = await AsyncBroker.open(f"redis://127.0.0.1:{free_port()}/0")
-    for attempt in (front.submit(new_job()), front.fetch("id"), front.wait("id", 1), front.probe(), front.workers()):
+    asked = (front.submit(new_job()), front.fetch("id"), front.wait("id", 1), front.probe(), front.overview.workers())
+    for attempt in asked:
         with pytest.raises(BrokerUnavailable):
             await attempt
     await front.close()
@@ -248,7 +250,7 @@ def test_under_uvloop_too_a_lost_connection_is_replaced(valkey_server: EmbeddedS
                 proxy.reset()
                 assert await front.fetch(job.id) is not None
                 proxy.reset()
-                assert await front.submit(job) == job.id
+                assert (await front.submit(job)).id == job.id
         await front.close()
 
     with Proxy(valkey_server.port) as proxy, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -308,7 +310,7 @@ async def test_queue_depths_count_waiting_and_given_back_messages(
     for priority in (Priority.HIGH, Priority.LOW, Priority.LOW):
         await front.submit(new_job(priority=priority))
     broker.release(QUEUE, [lease.tag for lease in take(broker, 2).leases])
-    assert await front.queue_depths([QUEUE]) == [
+    assert await front.overview.queue_depths([QUEUE]) == [
         QueueDepth(QUEUE, 0, 1),
         QueueDepth(QUEUE, 3, 0),
         QueueDepth(QUEUE, 6, 0),
@@ -320,8 +322,8 @@ async def test_workers_are_listed_while_they_announce_themselves(
     front: AsyncBroker, client: redis.Redis, broker: Broker
 ) -> None:
     info = WorkerInfo("worker-a", "host", "cpu", 42, (ModelInfo("echo", "1", None, "fp32", "ready"),))
-    assert await front.workers() == []
+    assert await front.overview.workers() == []
     broker.announce(info)
-    assert await front.workers() == [info]
+    assert await front.overview.workers() == [info]
     broker.withdraw()
-    assert await front.workers() == []
+    assert await front.overview.workers() == []

@@ -141,7 +141,7 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def depths_are_right(self) -> None:
-        depths = self.runner.run(self.front.queue_depths([QUEUE]))
+        depths = self.runner.run(self.front.overview.queue_depths([QUEUE]))
         assert [depth.depth for depth in depths] == list(map(len, self.levels))
 
     def submit(self, owner: str, priority: Priority, count: int) -> None:
@@ -182,7 +182,7 @@ class Queue(RuleBasedStateMachine):
         return self.levels[PRIORITY_STEPS.index(lease.step)]
 
 
-_STAYING = (f"holders:{QUEUE}", f"lease-sequence:{QUEUE}", f"held:{QUEUE}:worker")
+_STAYING = (f"holders:{QUEUE}", f"lease-sequence:{QUEUE}", f"held:{QUEUE}:worker", f"served:{QUEUE}")
 
 
 def _settlement(lease: Lease) -> Settlement:

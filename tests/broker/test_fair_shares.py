@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from broker import AsyncBroker, Broker, Priority, QueueDepth, QueueFull
+from broker import AsyncBroker, Broker, Priority, QueueDepth, QueueFull, Submitted
 from broker.message import decode
 from broker.submitting import FAIR_FROM
 from tests.broker.conftest import QUEUE, MakeBroker, new_job, take
@@ -205,13 +205,13 @@ async def test_lists_of_owners_count_in_the_depth(front: AsyncBroker, client: re
     await submit(front, "a", 100, priority=Priority.LOW)
     await submit(front, "b", 10, priority=Priority.LOW)
     assert client.llen(f"{QUEUE}\x06\x169") == FAIR_FROM
-    assert (await front.queue_depths([QUEUE, "infer.other"]))[:4] == [
+    assert (await front.overview.queue_depths([QUEUE, "infer.other"]))[:4] == [
         *(QueueDepth(QUEUE, step, 0) for step in (0, 3, 6)),
         QueueDepth(QUEUE, 9, 110),
     ]
     answer = take(broker, 20)
     assert answer.waiting == (0, 0, 0, 90)
-    assert (await front.queue_depths([QUEUE]))[3] == QueueDepth(QUEUE, 9, 90)
+    assert (await front.overview.queue_depths([QUEUE]))[3] == QueueDepth(QUEUE, 9, 90)
     drained(broker, 100)
 
 
@@ -223,7 +223,7 @@ async def test_the_depth_cap_counts_lists_of_owners(server_url: str, client: red
     with pytest.raises(QueueFull, match=f"holds {FAIR_FROM + 2} jobs"):
         await front.submit(new_job(owner="c"))
     await front.close()
-    assert [type(answer) for answer in answers] == [str, QueueFull]
+    assert [type(answer) for answer in answers] == [Submitted, QueueFull]
     assert len(drained(broker, 100)) == FAIR_FROM + 2
 
 

@@ -83,7 +83,7 @@ class Load:
             while not self._stopping.is_set():
                 job_id = str(uuid.uuid4())
                 job = NewJob(job_id, "slow", SLOW, b'{"input":0.01}', Priority.NORMAL, time.time())
-                self.submitted.append(await broker.submit(job))
+                self.submitted.append((await broker.submit(job)).id)
                 await asyncio.sleep(self.PAUSE_S)
         finally:
             await broker.close()

@@ -1,0 +1,179 @@
+"""From a request to a job on its queue, and to its result where the caller waits: shared by all that submit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+import uuid
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+
+from api import kinds, problems, state, tasks
+from api.auth import Caller
+from api.problems import Problem
+from api.schemas import PRIORITIES, JobRequest
+from broker import BrokerUnavailable, JobState, NewJob, Submitted, Waiter, queue_name
+
+#: Seconds after which a model that could not be loaded may be worth another try.
+RETRY_FAILED_MODEL_S = 60
+
+#: RFC 7240, with the one preference that is honoured here.
+_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_REQUESTS = TypeAdapter(JobRequest)
+
+
+def parsed(body: bytes) -> object:
+    """Raises `Problem` for what is no JSON."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(kinds.NOT_JSON, f"the body is not JSON: {error}") from None
+
+
+def job_request(body: bytes) -> JobRequest:
+    """Raises `Problem` that names each field that is wrong."""
+    content = parsed(body)
+    try:
+        return _REQUESTS.validate_python(content)
+    except ValidationError as error:
+        raise problems.of_validation(error) from None
+
+
+async def new_job(
+    request: Request,
+    shared: state.ApiState,
+    caller: Caller,
+    wanted: JobRequest,
+    body: bytes,
+    chosen_id: str | None = None,
+) -> NewJob:
+    """The job that is wanted, ready to be submitted. Raises `Problem` for what cannot be served."""
+    model = shared.model(wanted.model)
+    many = wanted.inputs is not None
+    try:
+        if wanted.inputs is not None:
+            tasks.check_inputs(model.task, wanted.inputs)
+        else:
+            tasks.check_input(model.task, wanted.input)
+    except ValidationError as error:
+        raise problems.of_validation(error, "inputs" if many else "input") from None
+    priority = caller.priority(wanted.priority)
+    now = time.time()
+    key = _idempotency_key(request)
+    await _refuse_failed(shared, wanted.model)
+    return NewJob(
+        id=chosen_id or str(uuid.uuid4()),
+        model=wanted.model,
+        queue=queue_name(wanted.model),
+        payload=_written({"inputs": wanted.inputs} if many else {"input": wanted.input}),
+        priority=PRIORITIES[priority],
+        created_at=now,
+        expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
+        metadata=_written(wanted.metadata) if wanted.metadata else b"{}",
+        many=many,
+        request_id=request.state.request_id,
+        owner=caller.owner,
+        idempotency_key=None if key is None else (caller.owner, key),
+        fingerprint=_fingerprint(request, body) if key is not None or chosen_id else "",
+        chosen_id=chosen_id is not None,
+        quota=caller.quota,
+    )
+
+
+async def submit(
+    request: Request, shared: state.ApiState, job: NewJob, wait_s: float | None
+) -> tuple[Submitted, JobState | None]:
+    """Submit a job and wait for its end for so long, or not at all. The state is None for one that has not ended."""
+    if not wait_s:
+        submitted = await shared.broker.submit(job)
+        request.state.job_id = submitted.id
+        return submitted, None
+    with shared.broker.waiter(job.id) as waiter:
+        submitted = await shared.broker.submit(job)
+        request.state.job_id = submitted.id
+        try:
+            if submitted.repeated:
+                ended = await wait_for(request, shared, submitted.id, wait_s)
+            else:
+                ended = await _wait(request, shared, job.id, wait_s, waiter, job.expires_at)
+        except BrokerUnavailable:
+            # The broker went away after it had accepted the job.
+            ended = None
+    return submitted, ended if ended is not None and ended.ended else None
+
+
+async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s: float) -> JobState | None:
+    """The job's state when it has ended, or as it is after so long; None for an unknown id."""
+    with shared.broker.waiter(job_id) as waiter:
+        found = await shared.broker.fetch(job_id)
+        if found is None or found.ended:
+            return found
+        return await _wait(request, shared, job_id, wait_s, waiter, found.expires_at) or found
+
+
+def preferred_wait(request: Request, limit_s: float) -> float | None:
+    """Seconds that the caller wants to wait at most; None when it does not want to, or says it in no known way."""
+    for value in request.headers.getlist("prefer"):
+        if found := _WAIT.search(value):
+            return min(float(found[1]), limit_s)
+    return None
+
+
+async def _wait(
+    request: Request,
+    shared: state.ApiState,
+    job_id: str,
+    wait_s: float,
+    waiter: Waiter,
+    expires_at: float | None = None,
+) -> JobState | None:
+    """The job's state at its end or after so long; None when the caller goes, or the server stops, before that."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    gone.add_done_callback(lambda _: waiter.wake())
+    stopping = shared.envelope.stopping
+    try:
+        return await shared.broker.wait(job_id, wait_s, waiter, expires_at, lambda: gone.done() or stopping.is_set())
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse_failed(shared: state.ApiState, model: str) -> None:
+    infos = (await shared.announced()).get(model, [])
+    if state.model_state(infos) == "failed":
+        raise Problem(
+            kinds.MODEL_FAILED,
+            f"no worker could load {model}: {infos[0].error}",
+            headers={"retry-after": str(RETRY_FAILED_MODEL_S)},
+        )
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise Problem(kinds.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
+    return key
+
+
+def _fingerprint(request: Request, body: bytes) -> str:
+    """What a repeated request has to repeat: method, path and body."""
+    return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
+
+
+def _written(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # The only thing that can be read and not written again.
+        raise Problem(
+            kinds.INVALID_REQUEST, "the input or the metadata is nested too deeply: 250 levels at most"
+        ) from None

@@ -1,0 +1,88 @@
+"""The OpenAPI document: what the routes say, and what holds for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from api import kinds
+from api.problems import described
+from api.schemas import JobRequest, ProblemBody
+
+#: Pages that ask for no key.
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+#: What any page behind the gate may answer.
+_COMMON = described(kinds.UNAUTHENTICATED, kinds.FORBIDDEN, kinds.MISDIRECTED, kinds.INTERNAL, kinds.BROKER_UNAVAILABLE)
+_REFERENCE = "#/components/schemas/{model}"
+_REQUEST_ID = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "schema": {"type": "string", "maxLength": 128, "pattern": r"^[\w.:-]+$"},
+    "description": "Found again in the answer, in log lines and in problems; made here when it is missing.",
+}
+_HEADERS = {
+    "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id."},
+    "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds in the server, and of a job's steps."},
+}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of this app. Made once."""
+    if app.openapi_schema is None:
+        app.openapi_schema = _document(app)
+    return app.openapi_schema
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    made = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+    )
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    extra: dict[str, type[BaseModel]] = {"JobRequest": JobRequest, "Problem": ProblemBody}
+    for name, model in extra.items():
+        described_model = model.model_json_schema(ref_template=_REFERENCE)
+        schemas |= described_model.pop("$defs", {})
+        schemas[name] = described_model
+    made["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "A key of `sheaf keys create`: `sheaf_…`."}
+    }
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            _complete(operation, path)
+    return made
+
+
+def _complete(operation: dict[str, Any], path: str) -> None:
+    operation.setdefault("parameters", []).append(_REQUEST_ID)
+    responses = operation["responses"]
+    # Ours is a problem, and described by the routes that take parameters.
+    if "422" in responses and "application/problem+json" not in responses["422"].get("content", {}):
+        responses |= _as_text(described(kinds.INVALID_REQUEST))
+    if path not in OPEN_PATHS:
+        # `{}`: without any keys no key is needed.
+        operation["security"] = [{"key": []}, {}]
+        for status, response in _as_text(_COMMON).items():
+            responses[status] = _merged(responses[status], response) if status in responses else response
+    for response in responses.values():
+        response["headers"] = {**response.get("headers", {}), **_HEADERS}
+
+
+def _as_text(responses: dict[int | str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {str(status): response for status, response in responses.items()}
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """One description of a status that has several problems."""
+    media_type = "application/problem+json"
+    contents = [response["content"][media_type] for response in (first, second)]
+    examples = contents[0]["examples"] | contents[1]["examples"]
+    return {
+        **first,
+        "description": f"{first['description'].rstrip('.')}; {second['description']}",
+        "content": {media_type: {**contents[0], "examples": examples}},
+    }
