@@ -13,7 +13,7 @@ from api import kinds
 from api.problems import Problem
 
 #: How much of a refused body is still taken, and for how long, seconds.
-DISCARD_BYTES = 4_194_304
+DISCARD_BYTES = 67_108_864
 DISCARD_S = 1.0
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)

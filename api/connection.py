@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+from httptools import HttpParserCallbackError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api import kinds, problems
@@ -161,8 +163,11 @@ class Connection(HttpToolsProtocol):
         return fault
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser has refused what came."""
-        self._refuse(self._fault or Problem(kinds.BAD_REQUEST, "what was sent is not HTTP/1.1 as RFC 9112 has it"))
+        """Called by uvicorn when the parser has refused what came, or was stopped."""
+        error = sys.exception()
+        # Anything else that fails in a callback is uvicorn reading the target.
+        cause = "its target cannot be read" if isinstance(error, HttpParserCallbackError) else str(error or msg)
+        self._refuse(self._fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
 
     def check(self, now: float) -> None:
         """Cut off a caller whose time is over. `now` is the loop's time."""
