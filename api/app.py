@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from api import binding, events, health, jobs, kinds, models, openapi, problems
 from api.auth import Gate
@@ -69,6 +69,8 @@ def create_app(settings: Settings) -> Envelope:
     app.router.redirect_slashes = False
     for part in (jobs, events, models, health):
         app.include_router(part.router)
+    if settings.api.docs:
+        app.add_route("/", _to_docs, include_in_schema=False)
     if settings.api.metrics != "off":
         app.include_router(health.metrics_router)
     app.add_exception_handler(Problem, problems.on_problem)
@@ -84,6 +86,10 @@ def create_app(settings: Settings) -> Envelope:
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         return openapi.document(self)
+
+
+async def _to_docs(_: Request) -> Response:
+    return RedirectResponse("/docs")
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which the keys are read again: so long a revoked one may still open.
 REFRESH_EVERY_S = 1.0
-#: Seconds between looks for keys that are not known: whoever guesses must not keep the broker busy.
-LOOK_AGAIN_S = 0.25
+#: Seconds between looks for keys that are not known: whoever guesses waits, and does not keep the broker busy.
+LOOK_AGAIN_S = 0.1
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 _CHALLENGE = {"www-authenticate": 'Bearer realm="sheaf"'}
@@ -87,7 +87,7 @@ class Gate:
         """Who sends this request. Raises `Problem` when they may not, `BrokerUnavailable` when that is not known."""
         found = _BEARER.fullmatch(request.headers.get("authorization", ""))
         token = found[1] if found else None
-        if not await self.closed():
+        if not await self._closed(token):
             if self._required:
                 _refuse_other_hosts(request)
             # Nobody is asked to prove anything, but those who come with a token get a share of their own.
@@ -102,11 +102,11 @@ class Gate:
             raise Problem(kinds.FORBIDDEN, f"this needs a key with the scope {scope}, this one has {held}")
         return Caller(key.owner, key)
 
-    async def closed(self) -> bool:
-        """Whether keys are in force."""
+    async def _closed(self, token: str | None) -> bool:
+        """Whether keys are in force. Whoever comes with one when none is known may have the first."""
         if not self._required:
             return False
-        if self._keys is None:
+        if self._keys is None or (not self._keys and token is not None and key_id(token)):
             await self._look_again()
         return bool(self._keys) or not self._open_without_keys
 
@@ -114,7 +114,7 @@ class Gate:
         named = key_id(token)
         if named is None or self._keys is None:
             return None
-        if named not in self._keys and time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+        if named not in self._keys:
             # It may be a moment old.
             await self._look_again()
         key = self._keys.get(named)
@@ -123,7 +123,7 @@ class Gate:
     async def _look_again(self) -> None:
         """Those who need it together share one look."""
         if self._look is None:
-            self._look = asyncio.ensure_future(self._read())
+            self._look = asyncio.ensure_future(self._read_in_turn())
             self._look.add_done_callback(self._looked)
         await asyncio.shield(self._look)
 
@@ -132,6 +132,10 @@ class Gate:
         if not look.cancelled():
             # Whoever waited for it has seen the error; nobody may have.
             look.exception()
+
+    async def _read_in_turn(self) -> None:
+        await asyncio.sleep(self._looked_at + LOOK_AGAIN_S - time.monotonic())
+        await self._read()
 
     async def _read(self) -> None:
         keys = await self._broker.access.all()

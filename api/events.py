@@ -46,7 +46,7 @@ class _Event:
 @router.get(
     "/v1/jobs/{job_id}/events",
     summary="Follow a job",
-    response_class=EventSourceResponse,
+    response_class=Response,
     responses={
         200: {
             "description": "Events `queued`, `running`, `progress` (rows `{done, total}`) and the job's last status; "

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from api import kinds, state
 from api.problems import Problem, described
@@ -26,11 +26,6 @@ READY_WITHIN_S = 2.0
 router = APIRouter(tags=["health"])
 #: Apart, for it has a switch of its own.
 metrics_router = APIRouter(tags=["health"])
-
-
-@router.get("/", include_in_schema=False)
-async def root() -> Response:
-    return RedirectResponse("/docs")
 
 
 @router.get("/livez", summary="Is the process alive?", response_class=PlainTextResponse)

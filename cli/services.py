@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
-from ipaddress import ip_address
 from typing import Annotated, NoReturn
 
 import typer
 
+from api.binding import is_loopback
 from broker.embedded import EmbeddedServer
 from cli import supervision
 from cli.devices import chosen_devices
@@ -18,6 +19,9 @@ from cli.parent import end_with_parent
 from cli.ports import check_ports
 from cli.problems import CommandError
 from configs import LoadedSettings
+
+#: The setting `flower.basic_auth`, for this process and its children.
+FLOWER_VARIABLE = "SHEAF_FLOWER__BASIC_AUTH"
 
 Devices = Annotated[
     str | None,
@@ -45,8 +49,7 @@ def up(devices: Devices = None) -> None:
     `broker.url: embedded` the broker is a Valkey of our own; its data is kept in broker.data_dir.
     """
     _set_devices(devices)
-    loaded = loaded_settings()
-    _check_flower(loaded)
+    loaded = _with_password(loaded_settings())
     supervision.run_everything(loaded.settings, chosen_devices(loaded.settings.workers.devices))
 
 
@@ -86,11 +89,10 @@ def io() -> None:
 def flower() -> NoReturn:
     """Run Flower only: Celery's monitor, with every job as a task.
 
-    On loopback with SHEAF_ENV=dev it needs no password; anywhere else set SHEAF_FLOWER__BASIC_AUTH=user:password.
+    On loopback with SHEAF_ENV=dev it asks for no password; anywhere else for SHEAF_FLOWER__BASIC_AUTH=user:password, or
+    for one that is made and printed at the start. It only shows, unless flower.read_only is false.
     """
-    loaded = loaded_settings()
-    _check_flower(loaded)
-    settings = loaded.settings.flower
+    settings = _with_password(loaded_settings()).settings.flower
     check_ports({"flower.port": (settings.host, settings.port)})
     # With its broker gone it would wait for that for ever, and it has nothing to lose.
     end_with_parent(signal.SIGKILL)
@@ -102,6 +104,7 @@ def flower() -> NoReturn:
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     command = [sys.executable, "-m", "celery", "-A", "workers.app", "flower"]
     command += [f"--address={settings.host}", f"--port={settings.port}", "--max_tasks=10000", "--logging=error"]
+    command.append(f"--read_only={settings.read_only}")
     os.execve(sys.executable, command, environment)
 
 
@@ -129,19 +132,15 @@ def _set_devices(devices: str | None) -> None:
         os.environ["SHEAF_WORKERS__DEVICES"] = devices
 
 
-def _check_flower(loaded: LoadedSettings) -> None:
+def _with_password(loaded: LoadedSettings) -> LoadedSettings:
+    """The settings with a password for Flower where it must have one: a new one, that is printed, if none is set."""
     settings = loaded.settings.flower
-    if not settings.enabled or settings.basic_auth is not None:
-        return
-    if loaded.environment != "dev" or not _is_loopback(settings.host):
-        raise CommandError(
-            "Flower shows and controls everything, so outside of dev on loopback it needs a password: "
-            "set SHEAF_FLOWER__BASIC_AUTH=user:password, or SHEAF_FLOWER__ENABLED=false"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    open_here = loaded.environment == "dev" and is_loopback(settings.host)
+    if not settings.enabled or settings.basic_auth is not None or open_here:
+        return loaded
+    os.environ[FLOWER_VARIABLE] = f"sheaf:{secrets.token_urlsafe(18)}"
+    made = os.environ[FLOWER_VARIABLE]
+    typer.echo(
+        f"Flower asks for the user:password {made}, made for this start: set flower.basic_auth for one that stays."
+    )
+    return loaded_settings()

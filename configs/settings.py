@@ -110,8 +110,10 @@ class FlowerSettings(_Section):
     enabled: bool = True
     host: str = "127.0.0.1"
     port: Port = 5555
-    #: `user:password`; may be left out on loopback in dev only.
+    #: `user:password`; left out, one is made at each start and printed, but on loopback in dev: there it asks for none.
     basic_auth: SecretStr | None = None
+    #: Whether it only shows. Otherwise whoever reaches it may revoke tasks and stop workers.
+    read_only: bool = True
 
     @field_validator("basic_auth")
     @classmethod

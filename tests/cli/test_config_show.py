@@ -60,8 +60,10 @@ def test_help_names_every_command_and_each_has_help_of_its_own(tmp_path: Path, c
     [
         (("broker",), {"SHEAF_BROKER__URL": "redis://x"}, "only with `embedded`"),
         (("worker", "--devices", "7"), {}, "workers.devices names GPU 7, but this machine"),
-        (("up",), {"SHEAF_FLOWER__HOST": "0.0.0.0"}, "SHEAF_FLOWER__BASIC_AUTH=user:password"),
-        (("flower",), {"SHEAF_ENV": "prod"}, "SHEAF_FLOWER__BASIC_AUTH=user:password"),
+        (("keys", "create", "shop", "--scopes", "everything"), {}, "it is one of submit, read, admin, metrics"),
+        (("keys", "create", "shop", "--rate", "fast"), {}, "write it as 100/minute"),
+        (("keys", "create", "two words"), {}, "is no owner"),
+        (("keys", "create", "shop", "--expires", "soon"), {}, "write it as 90d"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(
