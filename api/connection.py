@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 
 from httptools import HttpParserCallbackError
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api import kinds, problems
 from api.body import DISCARD_BYTES
@@ -33,8 +33,6 @@ MAX_TARGET_BYTES = 8_192
 MAX_PIPELINED = 32
 #: Bytes a second that a body must have on average, beyond the first `body_timeout_s`.
 MIN_BODY_RATE = 1024
-#: Seconds without progress after which a caller that does not read its answer is cut off.
-UNREAD_S = 30.0
 #: Seconds for which a refused caller may still send: closed at once, it might never see the answer.
 LINGER_S = 1.0
 #: So many connections beyond the limit are told so; any further ones are closed without a word.
@@ -48,6 +46,7 @@ class Bounds:
     max_connections: int
     head_timeout_s: float
     body_timeout_s: float
+    send_timeout_s: float
     max_body_bytes: int
 
 
@@ -60,6 +59,8 @@ class Connection(HttpToolsProtocol):
         self._refused = refused
         #: Why the parser was stopped.
         self._fault: Problem | None = None
+        #: The request that is being answered, or was last; `cycle` is the last that came.
+        self._running: RequestResponseCycle | None = None
         #: Since when the caller has owed the rest of a message; None when it owes nothing.
         self._owed_since: float | None = None
         self._heard_at: float | None = None
@@ -87,6 +88,17 @@ class Connection(HttpToolsProtocol):
                     headers={"retry-after": "1"},
                 )
             )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_request()
+        super().connection_lost(exc)
+
+    def _forget_request(self) -> None:
+        """Whoever answers it learns that the caller is gone; uvicorn tells only the last of several."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._close_at is not None:
@@ -141,6 +153,10 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._turn(self._heard_at, in_body=True)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         self._content += len(body)
         super().on_body(body)
@@ -178,7 +194,8 @@ class Connection(HttpToolsProtocol):
         elif unsent:
             if not self._unsent or unsent < self._unsent:
                 self._unread_since = now
-            elif now - self._unread_since > UNREAD_S:
+            elif now - self._unread_since > self._bounds.send_timeout_s:
+                self._refused(kinds.REQUEST_TIMEOUT)
                 self.transport.abort()
         elif self._owed_since is not None:
             self._check_debt(now, self._owed_since)
@@ -211,15 +228,14 @@ class Connection(HttpToolsProtocol):
         """Answer with this where the caller can tell what it answers; take nothing more, and close."""
         self._refused(fault.kind)
         log.debug("A connection was refused.", extra={"kind": fault.kind.slug, "client": self.client})
-        cycle = self.cycle
-        answered = cycle is None or cycle.response_complete
-        if self._in_body and not answered:
-            answered = not self.pipeline and not cycle.response_started
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        self.pipeline.clear()
-        if not answered:
+        running = self._running
+        answerable = (
+            running is None
+            or running.response_complete
+            or (self._in_body and running is self.cycle and not running.response_started)
+        )
+        self._forget_request()
+        if not answerable:
             self.transport.abort()
             return
         self.transport.write(_written(fault, self.server_state.default_headers))

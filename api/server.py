@@ -84,6 +84,7 @@ def _bounds(settings: ApiSettings) -> Bounds:
         max_connections=_connections(settings.max_connections),
         head_timeout_s=settings.head_timeout_s,
         body_timeout_s=settings.body_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
         max_body_bytes=settings.max_payload_bytes,
     )
 

@@ -87,6 +87,8 @@ class ApiSettings(_Section):
     head_timeout_s: Seconds = 10.0
     #: How long a caller may pause within a body; a body of less than a KiB a second is cut off, too.
     body_timeout_s: Seconds = 10.0
+    #: How long a caller may take nothing of an answer that is sent to it.
+    send_timeout_s: Seconds = 30.0
     #: How long results are kept.
     result_ttl_s: Annotated[int, Field(ge=1)] = 86_400
     #: Whether /docs and /openapi.json are there; they tell what the service can do, and ask for no key.

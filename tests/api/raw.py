@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import dataclass
 
@@ -52,8 +53,8 @@ def answer_of(connection: socket.socket) -> Answer:
             received += part
     except ConnectionResetError:
         pass
-    last = bytes(received)[received.rfind(b"HTTP/1.1 ") :] if received else b""
-    head, _, body = last.partition(b"\r\n\r\n")
+    *_, last = re.split(rb"(?=HTTP/1\.1 \d{3} )", received)
+    head, _, body = bytes(last).partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
     return Answer(int(lines[0].split()[1]) if head else 0, headers, body)
