@@ -20,6 +20,8 @@ from broker import BrokerUnavailable, JobState, NewJob, Submitted, Waiter, queue
 
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
+#: Of a body; far more than there are.
+MAX_FIELDS = 64
 
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
@@ -38,6 +40,9 @@ def parsed(body: bytes) -> object:
 def job_request(body: bytes) -> JobRequest:
     """Raises `Problem` that names each field that is wrong."""
     content = parsed(body)
+    if isinstance(content, dict) and len(content) > MAX_FIELDS:
+        # Each would become an error of its own before the first is told.
+        raise Problem(kinds.INVALID_REQUEST, f"the body has {len(content)} fields, most of which are unknown")
     try:
         return _REQUESTS.validate_python(content)
     except ValidationError as error:
