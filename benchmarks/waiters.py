@@ -45,7 +45,7 @@ def run(*, quick: bool) -> Report:
             measured = asyncio.run(_measure(port, valkey.url, waiters, idle_s, log))
     held, total = measured["memory_mb"] - measured["memory_before_mb"], measured["memory_mb"]
     lines = [
-        f"{waiters:,} waiters: {held * 1e3 / waiters:.1f} kB each, {measured['cpu_idle']:.2%} of a core while they wait, "
+        f"{waiters:,} waiters: {held * 1e3 / waiters:.1f} kB each, {measured['cpu_idle']:.2%} of a core, "
         f"{measured['commands_per_s']:.1f} broker commands/s",
         f"all jobs ended at once: the last of them answered after {measured['answered_s']:.2f} s",
     ]
