@@ -16,7 +16,7 @@ from api import kinds, state
 from api.problems import Problem, described
 from api.schemas import Readiness
 from broker import BrokerError, BrokerUnavailable, Scope, queue_name
-from broker.message import CALLBACKS
+from broker.message import CALLBACKS, WEBHOOKS
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ async def metrics(request: Request) -> Response:
     shared = state.of(request)
     if shared.settings.api.metrics == "keys":
         await shared.gate.caller(request, Scope.METRICS)
-    queues = [*(queue_name(name) for name in shared.settings.models), CALLBACKS]
+    queues = [*(queue_name(name) for name in shared.settings.models), CALLBACKS, WEBHOOKS]
     try:
         for depth in await shared.broker.overview.queue_depths(queues):
             shared.metrics.set_queue_depth(depth.queue, depth.priority, depth.depth)

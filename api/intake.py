@@ -15,8 +15,9 @@ from starlette.requests import Request
 from api import kinds, problems, state, tasks
 from api.auth import Caller
 from api.problems import Problem
-from api.schemas import PRIORITIES, JobRequest
-from broker import BrokerUnavailable, JobState, NewJob, Submitted, Waiter, queue_name
+from api.schemas import PRIORITIES, JobRequest, WebhookRequest
+from broker import BrokerUnavailable, JobState, NewJob, Submitted, Waiter, Webhook, queue_name
+from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
@@ -70,6 +71,7 @@ async def new_job(
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = _idempotency_key(request)
+    webhook = await _webhook(request, shared, caller, wanted.webhook)
     await _refuse_failed(shared, wanted.model)
     return NewJob(
         id=chosen_id or str(uuid.uuid4()),
@@ -87,7 +89,21 @@ async def new_job(
         fingerprint=_fingerprint(request, body) if key is not None or chosen_id else "",
         chosen_id=chosen_id is not None,
         quota=caller.quota,
+        webhook=webhook,
     )
+
+
+async def _webhook(
+    request: Request, shared: state.ApiState, caller: Caller, wanted: WebhookRequest | None
+) -> Webhook | None:
+    if wanted is None:
+        return None
+    try:
+        await shared.targets.check(wanted.url)
+    except Refused as error:
+        wrong = {"field": "webhook.url", "message": str(error)}
+        raise Problem(kinds.INVALID_REQUEST, f"webhook.url: {error}", {"errors": [wrong]}) from None
+    return Webhook(wanted.url, tuple(dict.fromkeys(wanted.events)), caller.owner, request.state.request_id)
 
 
 async def submit(

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from broker import JobStatus, Priority
+from broker import JobEvent, JobStatus, Priority
+from broker.deliveries import DeliveryState
 
 PriorityName = Literal["high", "normal", "low"]
 PRIORITIES: dict[PriorityName, Priority] = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
@@ -15,6 +16,17 @@ PRIORITY_NAMES: dict[Priority, PriorityName] = {priority: name for name, priorit
 
 #: Most rows in one job: enough for a page of texts, little enough to be leased as one.
 MAX_ROWS = 4096
+
+
+class WebhookRequest(BaseModel):
+    """Whom to tell of the job's end."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"url": "https://example.org/hooks"}]})
+
+    url: str = Field(description="https, on a public address; called with POST, signed by Standard Webhooks 1.0.")
+    events: list[JobEvent] = Field(
+        default_factory=lambda: list(JobEvent), min_length=1, description="The ends to tell of; all without it."
+    )
 
 
 class JobRequest(BaseModel):
@@ -42,6 +54,7 @@ class JobRequest(BaseModel):
         default=None, gt=0, le=604_800, description="A job that has not begun after so many seconds expires."
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Returned with the job as it is.")
+    webhook: WebhookRequest | None = Field(default=None, description="Called when the job has ended.")
 
     @model_validator(mode="after")
     def _one_of(self) -> JobRequest:
@@ -138,6 +151,33 @@ class JobList(BaseModel):
     object: Literal["list"]
     data: list[ListedJob]
     next_cursor: str | None = Field(description="For the next page; null on the last.")
+
+
+class DeliveryAttempt(BaseModel):
+    """One call; `status` is null where there was no answer, `error` where it was a success."""
+
+    at: datetime
+    duration_ms: float
+    status: int | None
+    error: str | None
+
+
+class DeliveryView(BaseModel):
+    """One event's way to the job's webhook. `id` is its `webhook-id`."""
+
+    id: str
+    object: Literal["delivery"]
+    event: JobEvent
+    url: str
+    state: DeliveryState
+    created_at: datetime
+    next_attempt_at: datetime | None
+    attempts: list[DeliveryAttempt]
+
+
+class DeliveryList(BaseModel):
+    object: Literal["list"]
+    data: list[DeliveryView]
 
 
 class ModelView(BaseModel):

@@ -14,6 +14,7 @@ from api.auth import Gate
 from api.envelope import Envelope
 from api.kinds import UNKNOWN_MODEL
 from api.problems import Problem
+from api.targets import TargetCheck
 from broker import AsyncBroker, ModelInfo
 from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
@@ -30,9 +31,13 @@ class ApiState:
     registry: CollectorRegistry
     metrics: ApiMetrics
     envelope: Envelope
+    targets: TargetCheck = field(init=False)
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
     _announced_at: float = float("-inf")
     _look: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.targets = TargetCheck(self.settings.webhooks.policy)
 
     def model(self, name: str) -> ModelSettings:
         """A model of this service. Raises `Problem` for another name."""

@@ -16,6 +16,7 @@ from broker.errors import (
     UnsupportedServer,
 )
 from broker.jobs import (
+    JobEvent,
     JobFailure,
     JobState,
     JobStatus,
@@ -27,6 +28,7 @@ from broker.jobs import (
     Rate,
     RateState,
     Submitted,
+    Webhook,
     WorkerInfo,
     queue_name,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "IdTaken",
     "IdempotencyConflict",
     "JobEnded",
+    "JobEvent",
     "JobFailure",
     "JobState",
     "JobStatus",
@@ -86,6 +89,7 @@ __all__ = [
     "TrafficRow",
     "UnsupportedServer",
     "Waiter",
+    "Webhook",
     "WorkerInfo",
     "queue_name",
 ]

@@ -17,6 +17,7 @@ import redis.asyncio
 from broker import pidbox
 from broker.access import AccessKeys
 from broker.connect import check_server_info, connect_async
+from broker.deliveries import DeliveryReader
 from broker.draining import DrainRates
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
@@ -29,11 +30,13 @@ from broker.jobs import (
 )
 from broker.keys import PROBE_TTL_S, Keys
 from broker.lua import script_text
+from broker.message import WEBHOOKS
 from broker.overview import Overview
 from broker.reading import Reader
 from broker.results import RunFacts, encode_dropped, job_state
 from broker.submitting import Submitter
 from broker.waiting import ResultListener, Waiter
+from broker.webhooks import told_of_drop
 
 #: How long, and how many, jobs that were cancelled or revoked are remembered; as long as their messages may wait.
 REVOKED_TTL_S = 7 * 86400
@@ -66,6 +69,7 @@ class AsyncBroker:
         self._submitter = Submitter(client, keys, max_queue_depth=max_queue_depth, drain_rates=drain_rates)
         self.access = AccessKeys(client, keys)
         self._watching = asyncio.create_task(drain_rates.run()) if queues else None
+        self.deliveries = DeliveryReader(client, keys)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 
@@ -203,6 +207,7 @@ class AsyncBroker:
                 keys=[
                     *(keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked),
                     keys.open_jobs(state.counted_by if state else ""),
+                    keys.queue(WEBHOOKS).waiting[0],
                 ],
                 args=[
                     encode_dropped(job_id, status, reason, facts),
@@ -212,6 +217,7 @@ class AsyncBroker:
                     job_id,
                     REVOKED_TTL_S,
                     MAX_REVOKED,
+                    told_of_drop(state, status, facts.finished_at),
                 ],
             )
         return bool(dropped)

@@ -6,8 +6,9 @@ by who needs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
+from typing import Self
 
 
 def queue_name(model: str) -> str:
@@ -39,6 +40,45 @@ class JobStatus(StrEnum):
     EXPIRED = "expired"
 
 
+class JobEvent(StrEnum):
+    """The ends of a job that a webhook may be told of."""
+
+    SUCCEEDED = "job.succeeded"
+    FAILED = "job.failed"
+    CANCELLED = "job.cancelled"
+    EXPIRED = "job.expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Whom to tell of a job's end: an address, and the ends that it asked for."""
+
+    url: str
+    events: tuple[JobEvent, ...] = tuple(JobEvent)
+    #: Whose secret signs the calls.
+    owner: str = ""
+    #: Of the submit; found again in the log lines of the calls.
+    request_id: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: object) -> Self | None:
+        """None for null. Raises `ValueError` for what is no webhook."""
+        match value:
+            case None:
+                return None
+            case {
+                "url": str(url),
+                "events": list(events),
+                "owner": str(owner),
+                "request_id": (str() | None) as request_id,
+            }:
+                return cls(url, tuple(JobEvent(event) for event in events), owner, request_id)
+        raise ValueError("the webhook is not as it should be")
+
+
 @dataclass(slots=True)
 class NewJob:
     """A job to submit. `payload` is the JSON object of the task's keyword arguments (`input` or `inputs`)."""
@@ -63,6 +103,8 @@ class NewJob:
     chosen_id: bool = False
     #: What the caller may submit; None for no bounds.
     quota: Quota | None = None
+    #: Whom to tell of its end.
+    webhook: Webhook | None = None
 
     @property
     def counted_by(self) -> str:
@@ -142,6 +184,7 @@ class JobState:
     ticket: int | None = None
     #: Access key whose in-flight quota counts it, or "".
     counted_by: str = ""
+    webhook: Webhook | None = None
 
     @property
     def ended(self) -> bool:

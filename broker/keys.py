@@ -153,6 +153,19 @@ class Keys:
         """hash: id of an access key -> what is known of it, JSON; never the key itself."""
         return self._own + "keys"
 
+    def delivery(self, delivery_id: str) -> str:
+        """hash with TTL: `round`, and `record`, JSON, of one event's way to a webhook; see `broker.deliveries`."""
+        return f"{self._own}delivery:{delivery_id}"
+
+    @property
+    def deliveries(self) -> str:
+        """sorted set with TTL: id of a delivery -> Unix milliseconds of its event; the newest ones only."""
+        return self._own + "deliveries"
+
+    def webhook_secrets(self, owner: str) -> str:
+        """string: the secrets that sign the webhooks of an owner's jobs, JSON."""
+        return f"{self._own}webhook-secrets:{owner}"
+
     @property
     def workers(self) -> str:
         """sorted set: worker session -> time of its last announcement."""

@@ -15,12 +15,14 @@ from datetime import UTC, datetime
 import orjson
 
 from broker.errors import BadMessage
-from broker.jobs import NewJob
+from broker.jobs import NewJob, Webhook
 
 #: The task that every model queue carries.
 TASK_NAME = "sheaf.infer"
 #: The task, and its queue, that carries on where a job of somebody's canvas ended: link, chain, chord.
 CALLBACKS = "sheaf.callbacks"
+#: The queue of what webhooks are to be told; see `broker.webhooks`.
+WEBHOOKS = "sheaf.webhooks"
 
 #: The last second of the year 9999.
 LATEST = 253_402_300_799.0
@@ -55,6 +57,8 @@ class Message:
     owner: str
     #: Access key whose in-flight quota counts it, or "".
     counted_by: str = ""
+    #: Whom to tell of the job's end.
+    webhook: Webhook | None = None
 
 
 def encode(job: NewJob) -> bytes:
@@ -71,6 +75,7 @@ def encode(job: NewJob) -> bytes:
             "request_id": job.request_id,
             "owner": job.owner,
             "counted_by": job.counted_by,
+            **({} if job.webhook is None else {"webhook": job.webhook.as_json()}),
         },
     )
 
@@ -169,9 +174,18 @@ def decode(raw: bytes, max_bytes: int | None = None) -> Message:
             request_id=own.request_id if own else None,
             owner=own.owner if own else _name(headers.get("sheaf_owner"), "owner", "sheaf_owner"),
             counted_by=own.counted_by if own else "",
+            webhook=own.webhook if own else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"a header cannot be read: {error!r}", job_id=job_id) from None
+
+
+def salvaged_webhook(raw: bytes) -> Webhook | None:
+    """Whom a message that `decode` refuses wants told of its end, as far as that can be read."""
+    try:
+        return Webhook.of_json(orjson.loads(raw)["headers"]["sheaf"].get("webhook"))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _over(raw: bytes, max_bytes: int | None) -> str:
@@ -227,6 +241,7 @@ class _Own:
     request_id: str | None
     owner: str
     counted_by: str
+    webhook: Webhook | None
 
 
 def _own_header(value: object) -> _Own | None:
@@ -236,7 +251,8 @@ def _own_header(value: object) -> _Own | None:
     match value:
         case {"enqueued_at": (int() | float()) as moment, "request_id": (str() | None) as request_id, **others}:
             owner, counted_by = (_name(others.get(field), field, "sheaf") for field in ("owner", "counted_by"))
-            return _Own(_plausible(moment), request_id, owner, counted_by)
+            webhook = Webhook.of_json(others.get("webhook"))
+            return _Own(_plausible(moment), request_id, owner, counted_by, webhook)
     raise ValueError("the header `sheaf` is not as it should be")
 
 

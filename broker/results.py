@@ -13,11 +13,12 @@ from functools import lru_cache
 
 import orjson
 
-from broker.jobs import JobFailure, JobState, JobStatus, NewJob, Priority
+from broker.jobs import JobFailure, JobState, JobStatus, NewJob, Priority, Webhook
 
 #: Celery's states of a task that has ended.
 SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
-_CELERY_STATES = {
+#: What a job's end is to Celery.
+CELERY_STATES = {
     JobStatus.SUCCEEDED: SUCCESS,
     JobStatus.FAILED: FAILURE,
     JobStatus.CANCELLED: REVOKED,
@@ -81,7 +82,7 @@ def encode_dropped(job_id: str, status: JobStatus, reason: str, facts: RunFacts)
 
 def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None, facts: RunFacts) -> dict[str, object]:
     return {
-        "status": _CELERY_STATES[status],
+        "status": CELERY_STATES[status],
         "result": result,
         "traceback": traceback,
         # A result as a tuple: its id and parent, and its own children.
@@ -122,6 +123,7 @@ def encode_record(job: NewJob) -> bytes:
             "owner": job.owner,
             "counted_by": job.counted_by,
             "fingerprint": job.fingerprint if job.chosen_id else "",
+            **({} if job.webhook is None else {"webhook": job.webhook.as_json()}),
         }
     )
 
@@ -155,6 +157,7 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         owner=known.get("owner", ""),
         ticket=known.get("ticket") if started is None else None,
         counted_by=known.get("counted_by", ""),
+        webhook=Webhook.of_json(known.get("webhook")),
     )
 
 
@@ -195,6 +198,7 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         timings=None if timings is None else orjson.dumps(timings),
         owner=None if record is None else known.get("owner", ""),
         counted_by=known.get("counted_by", ""),
+        webhook=Webhook.of_json(known.get("webhook")),
     )
 
 

@@ -22,6 +22,7 @@ from broker.jobs import WorkerInfo
 from broker.keys import PRIORITY_STEPS, PROBE_TTL_S, Keys, QueueKeys
 from broker.leases import Delayed, Lease, Leased, Progress, Reclaimed, SettleAnswer, Settlement, Start, StartAnswer
 from broker.lua import script_text
+from broker.message import WEBHOOKS
 from broker.traffic import MAX_NOTED, MAX_ROWS, TTL_S, TrafficRow
 
 #: Most messages one reclaim or due call moves: a script must not hold the server for long.
@@ -85,11 +86,11 @@ class Broker:
             self._client.set(self.keys.probe, b"", ex=PROBE_TTL_S)
             check_server_info(cast("dict[str, object]", self._client.info("server")))
 
-    def lease(self, queue: str, rooms: Sequence[int]) -> Leased:
+    def lease(self, queue: str, rooms: Sequence[int], *, together: bool = False) -> Leased:
         """Take messages, the highest priority first; they are held until settled, released or expired.
 
         `rooms`: how many may be taken of each priority, over `PRIORITY_STEPS`. Within one, owners get equal shares. A
-        message whose worker was lost (its attempt is above 1) comes alone.
+        message whose worker was lost (its attempt is above 1) comes alone, unless `together`.
         """
         keys = self._keys(queue)
         with translated(self._client):
@@ -101,7 +102,7 @@ class Broker:
                 ],
                 args=[
                     *(self.session, int(self.lease_s * 1000), self._highest_tag.get(queue, 0)),
-                    *(*rooms, *keys.owned_prefixes),
+                    *(*rooms, *keys.owned_prefixes, int(together)),
                 ],
             )
         levels = len(PRIORITY_STEPS)
@@ -149,8 +150,9 @@ class Broker:
             args += (len(job.follow_ups), len(job.if_revoked))
             for follow_up in (*job.follow_ups, *job.if_revoked):
                 args += (follow_up.list_key, follow_up.message)
+        keys = [self._held(queue), self._keys(WEBHOOKS).waiting[0]]
         with translated(self._client):
-            return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=[self._held(queue)], args=args)]
+            return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=keys, args=args)]
 
     def progress(self, queue: str, jobs: Sequence[Progress]) -> None:
         """Tell readers how far jobs of many rows are; only of what is still held."""

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.errors import BrokerError
-from cli import bench, config, dead, keys, services, tune
+from cli import bench, config, dead, keys, services, tune, webhooks
 from cli.loading import CONFIG_VARIABLE
 from cli.parent import end_with_parent
 from cli.problems import CommandError
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.add_typer(dead.app, name="dead")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")
 services.register(app)
 tune.register(app)

@@ -77,9 +77,9 @@ def worker(devices: Devices = None) -> None:
 
 
 def io() -> None:
-    """Run the io worker only: it carries on what Celery clients hung on their calls.
+    """Run the io worker only: it calls webhooks, and carries on what Celery clients hung on their calls.
 
-    That is `link`, `link_error`, `chain` and `chord`. What is to follow waits in the broker while none runs.
+    The latter are `link`, `link_error`, `chain` and `chord`. What is to follow waits in the broker while none runs.
     """
     from workers.io import main
 

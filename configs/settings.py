@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from configs.webhooks import WebhookSettings
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -98,6 +100,15 @@ class ApiSettings(_Section):
     metrics: Literal["keys", "open", "off"] = "keys"
     #: Longest `Prefer: wait=N` and `?wait=N`.
     max_wait_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+    #: Where callers find this service; makes the links in webhooks absolute.
+    public_url: str = ""
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_a_url(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", value):
+            raise ValueError("write it as https://host or https://host/path")
+        return value.rstrip("/")
 
 
 class AuthSettings(_Section):
@@ -237,6 +248,7 @@ class Settings(_Section):
     flower: FlowerSettings = FlowerSettings()
     workers: WorkerSettings = WorkerSettings()
     io: IoSettings = IoSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     logging: LoggingSettings = LoggingSettings()
     models: dict[Annotated[str, AfterValidator(_model_name)], ModelSettings] = Field(default_factory=dict)
 

@@ -209,6 +209,43 @@ class WorkerMetrics:
         self._events_dropped.inc(count)
 
 
+class CourierMetrics:
+    """What an io worker tells of webhooks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._deliveries = Counter(
+            "sheaf_webhook_deliveries",
+            "Deliveries that came to an end: delivered, or failed for good.",
+            ("outcome",),
+            registry=registry,
+        )
+        self._seconds = Distribution(
+            "sheaf_webhook_call_seconds",
+            "One call, from the look-up of its host to the head of its answer, or to its failure.",
+            SECONDS,
+            ("outcome",),
+            registry,
+        )
+        self._in_flight = Gauge(
+            "sheaf_webhooks_in_flight", "Deliveries that are in hand: called now, or about to be.", registry=registry
+        )
+        self._breakers_open = Gauge(
+            "sheaf_webhook_breakers_open", "Hosts that are left alone after failures in a row.", registry=registry
+        )
+
+    def called(self, *, succeeded: bool, seconds: float) -> None:
+        self._seconds.add(("succeeded" if succeeded else "failed",), (seconds,))
+
+    def ended(self, outcome: str) -> None:
+        self._deliveries.labels(outcome).inc()
+
+    def set_in_flight(self, count: int) -> None:
+        self._in_flight.set(count)
+
+    def set_breakers_open(self, count: int) -> None:
+        self._breakers_open.set(count)
+
+
 class ApiMetrics:
     """What an API process tells."""
 

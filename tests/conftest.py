@@ -27,6 +27,7 @@ PERMANENT_KEYS = (
     "sheaf:workers",
     "sheaf:served:",
     "sheaf:keys",
+    "sheaf:webhook-secrets:",
 )
 
 

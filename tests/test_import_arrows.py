@@ -15,14 +15,15 @@ from tests.services import REPOSITORY
 ARROWS: dict[str, set[str]] = {
     "batching": set(),
     "broker": set(),
-    "configs": set(),
+    "configs": {"webhooks"},
     "inference": set(),
     "telemetry": set(),
-    "api": {"broker", "configs", "telemetry"},
-    "workers": {"batching", "broker", "configs", "inference", "telemetry"},
+    "webhooks": set(),
+    "api": {"broker", "configs", "telemetry", "webhooks"},
+    "workers": {"batching", "broker", "configs", "inference", "telemetry", "webhooks"},
     "benchmarks": {"broker", "cli", "configs", "inference"},
     "tuning": {"batching", "broker", "configs", "inference"},
-    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "tuning", "workers"},
+    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "tuning", "webhooks", "workers"},
 }
 
 #: Room -> what importing it must not pull in, directly or through others.
@@ -32,7 +33,8 @@ ABSENT: dict[str, set[str]] = {
     "configs": {"torch", "celery", "redis"},
     "inference": {"torch", "celery", "redis", "transformers"},
     "telemetry": {"torch", "celery", "redis"},
-    "api.app": {"torch", "celery", "kombu", "transformers"},
+    "webhooks": {"torch", "celery", "redis", "aiohttp"},
+    "api.app": {"aiohttp", "torch", "celery", "kombu", "transformers"},
     "cli.main": {"torch", "transformers", "matplotlib"},
     "workers.device": {"torch", "transformers"},
     "tuning.run": {"torch", "celery", "matplotlib"},

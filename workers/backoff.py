@@ -31,9 +31,13 @@ class Backoff:
 
     def wait(self, interrupted: threading.Event) -> None:
         """Pause, longer after each failure; returns at once when `interrupted` is set."""
+        interrupted.wait(self.pause_s())
+
+    def pause_s(self) -> float:
+        """The next pause, for those who wait in some other way."""
         ceiling = min(LONGEST_S, FIRST_S * 2**self._failures)
         self._failures = min(self._failures + 1, 16)
-        interrupted.wait(random.uniform(FIRST_S, max(FIRST_S, ceiling)))
+        return random.uniform(FIRST_S, max(FIRST_S, ceiling))
 
 
 def persist(call: Callable[[], T], giving_up: threading.Event, log: logging.Logger, waiting: str) -> T:

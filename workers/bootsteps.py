@@ -8,8 +8,10 @@ which does change with the connection, is a consumer step.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from celery import bootsteps, signals
 from celery.worker import state
@@ -19,7 +21,6 @@ from kombu import Connection
 
 from broker import BrokerUnavailable
 from broker.message import TASK_NAME
-from workers.drain import Drain
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +74,33 @@ def patient_consumer(check_server: Callable[[], None]) -> type[Consumer]:
     return PatientConsumer
 
 
-def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:
-    """A worker step that starts and stops this drain. A second signal to stop, or SIGQUIT, cuts the grace short."""
+class Part(Protocol):
+    """What a worker process runs besides Celery's own: the drain, and in the io worker the courier."""
+
+    def start(self) -> None: ...
+
+    def stop(self, grace_s: float) -> None:
+        """Returns when it has stopped in order, within `grace_s`."""
+
+    def hurry(self) -> None:
+        """Called from a signal handler: whether it stops already or is about to, no time is left for it."""
+
+
+def drain_step(parts: Sequence[Part], grace_s: float) -> type[bootsteps.StartStopStep]:
+    """A worker step that starts and stops the drain, and what runs beside it, within one grace.
+
+    A second signal to stop, or SIGQUIT, cuts the grace short.
+    """
     told: list[str] = []
 
     def on_signal(how: str = "Warm", **_: object) -> None:
         told.append(how)
         if len(told) > 1 or how == "Cold":
-            drain.hurry()
+            hurry()
+
+    def hurry() -> None:
+        for part in parts:
+            part.hurry()
 
     signals.worker_shutting_down.connect(on_signal, weak=False)
 
@@ -91,16 +111,25 @@ def drain_step(drain: Drain, grace_s: float) -> type[bootsteps.StartStopStep]:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, parent: WorkController) -> None:
-            drain.start()
+            for part in parts:
+                part.start()
 
         def stop(self, parent: WorkController) -> None:
-            drain.stop(grace_s)
+            _stop_together(parts, grace_s)
 
         def terminate(self, parent: WorkController) -> None:
-            drain.hurry()
-            drain.stop(grace_s)
+            hurry()
+            self.stop(parent)
 
     return DrainStep
+
+
+def _stop_together(parts: Sequence[Part], grace_s: float) -> None:
+    threads = [threading.Thread(target=part.stop, args=(grace_s,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def events_step(wanted: EventsWanted) -> type[bootsteps.StartStopStep]:

@@ -11,14 +11,14 @@ from configs import Settings
 from workers import process
 from workers.app import make_app
 from workers.loading import ModelLoader
-from workers.outbox import outbox_list
+from workers.outbox import Outbox
 
 
 def main(settings: Settings, device: str, index: int) -> int:
     """Serve all models of `settings` on `device` until told to stop. `index` counts this machine's worker processes."""
     process.prepare(settings, "worker")
     limit_threads(settings, device)
-    outbox = outbox_list(settings.broker.key_prefix)
+    outbox = Outbox.of(settings.broker.key_prefix)
     return process.run(
         settings,
         make_app(settings),

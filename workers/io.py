@@ -1,39 +1,67 @@
-"""The io worker: serves what follows results, on no device."""
+"""The io worker: carries on what follows results, on no device: callbacks by a drain, webhooks by the courier."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from celery import Celery
+from prometheus_client import CollectorRegistry
 
 from batching import Limits
 from broker import ModelInfo
+from broker.deliveries import Deliveries
 from broker.message import CALLBACKS
 from configs import Settings
+from telemetry.metrics import CourierMetrics
+from webhooks import new_secret
 from workers import process
 from workers.app import make_app
 from workers.callbacks import CallbackCaller
+from workers.courier import NO_LIMIT, Courier
 from workers.executor import Executor
 from workers.jobs import Served
 from workers.lane import LaneKind
-from workers.outbox import outbox_list
+from workers.outbox import Outbox
 
 #: Ended jobs that are taken together. Each is a call or two: enough to hide the round trips of leasing and settling.
 _TOGETHER = 32
 
 
 def main(settings: Settings) -> int:
-    """Serve callbacks until told to stop."""
+    """Serve callbacks and webhooks until told to stop."""
     process.prepare(settings, "io")
     # Not the models' task: an errback that is known here would be called in this process instead of being sent.
     app = make_app(settings, tasks=[CALLBACKS])
     # Where calls go that name no queue, as in the shop's own Celery settings.
     app.conf.task_default_queue = settings.io.default_queue
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
-    loaders = {CALLBACKS: CallbackLoader.of(app, outbox_list(settings.broker.key_prefix))}
+    loaders = {CALLBACKS: CallbackLoader.of(app, Outbox.of(settings.broker.key_prefix))}
     return process.run(
-        settings, app, loaders, service="io", name="sheaf-io", device="none", metrics_port=settings.io.metrics_port
+        settings,
+        app,
+        loaders,
+        service="io",
+        name="sheaf-io",
+        device="none",
+        metrics_port=settings.io.metrics_port,
+        beside=partial(make_courier, settings),
+    )
+
+
+def make_courier(settings: Settings, registry: CollectorRegistry) -> Courier:
+    """The courier with clients of its own."""
+    broker = settings.broker
+    deliveries = Deliveries(
+        broker.server_url, new_secret=new_secret, key_prefix=broker.key_prefix, read_timeout_s=broker.read_timeout_s
+    )
+    return Courier(
+        process.make_broker(settings, max_attempts=NO_LIMIT),
+        deliveries,
+        settings.webhooks,
+        CourierMetrics(registry),
+        public_url=settings.api.public_url,
     )
 
 
@@ -46,7 +74,7 @@ class CallbackLoader:
     info: ModelInfo
 
     @classmethod
-    def of(cls, app: Celery, outbox: str) -> CallbackLoader:
+    def of(cls, app: Celery, outbox: Outbox) -> CallbackLoader:
         kind = LaneKind(
             queue=CALLBACKS,
             task=CALLBACKS,

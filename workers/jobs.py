@@ -14,11 +14,11 @@ import orjson
 
 from broker import BadMessage, FollowUp, JobStatus, Lease, Settlement
 from broker.keys import PRIORITY_STEPS
-from broker.message import Message
+from broker.message import Message, salvaged_webhook
 from broker.results import (
+    CELERY_STATES,
     FAILURE,
     REVOKED,
-    SUCCESS,
     Failure,
     RunFacts,
     encode_dropped,
@@ -27,7 +27,7 @@ from broker.results import (
     revocation,
 )
 from inference import RowError
-from workers.outbox import Canvas
+from workers.outbox import Canvas, Outbox
 
 LEVEL_OF_STEP = {step: level for level, step in enumerate(PRIORITY_STEPS)}
 
@@ -145,11 +145,11 @@ class Burial:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """By which model, in which version, a queue's jobs are run; and the list that what follows them is put on."""
+    """By which model, in which version, a queue's jobs are run; and where what follows them is put."""
 
     model: str
     version: str
-    outbox: str
+    outbox: Outbox
 
 
 def finished(job: Job, served: Served, now: float) -> Ending:
@@ -172,7 +172,7 @@ def _succeeded(job: Job, served: Served, output: object, now: float) -> Ending:
     if not job.message.ignore_result:
         facts = _facts(job, served, now, job.canvas.called if job.canvas else ())
         result = encode_success(job.id, output, facts)
-    settlement = _settlement(job, served, result, SUCCESS, output)
+    settlement = _settlement(job, served, result, JobStatus.SUCCEEDED, output)
     return Ending(job, JobStatus.SUCCEEDED, settlement, summary=_summary(output))
 
 
@@ -180,7 +180,7 @@ def failed(job: Job, served: Served, error: RowError, now: float) -> Ending:
     """The ending of a job that failed as a whole."""
     failure = Failure(error.type, error.message, error.module, error.traceback)
     result = None if job.message.ignore_result else encode_failure(job.id, failure, _facts(job, served, now))
-    settlement = _settlement(job, served, result, FAILURE, failure.stored(), error.traceback)
+    settlement = _settlement(job, served, result, JobStatus.FAILED, failure.stored(), error.traceback)
     return Ending(job, JobStatus.FAILED, settlement, error=error)
 
 
@@ -188,18 +188,23 @@ def dropped(job: Job, served: Served, status: JobStatus, reason: str) -> Ending:
     """The ending of a job that was not run: cancelled or expired."""
     facts = _facts(job, served, time.time())
     result = None if job.message.ignore_result else encode_dropped(job.id, status, reason, facts)
-    return Ending(job, status, _settlement(job, served, result, REVOKED, revocation(reason).stored()))
+    return Ending(job, status, _settlement(job, served, result, status, revocation(reason).stored()))
 
 
 def _settlement(
-    job: Job, served: Served, result: bytes | None, state: str, outcome: object, traceback: str | None = None
+    job: Job, served: Served, result: bytes | None, status: JobStatus, outcome: object, traceback: str | None = None
 ) -> Settlement:
     message = job.message
     settlement = Settlement(job.lease.tag, job.id, result, message.recorded, counted_by=message.counted_by)
+    outbox, webhook = served.outbox, message.webhook
     if job.canvas is not None:
-        outbox, tag, revoked = served.outbox, job.lease.tag, revocation("revoked").stored()
-        settlement.follow_ups = (job.canvas.follow_up(outbox, tag, state, outcome, traceback),)
+        tag, revoked = job.lease.tag, revocation("revoked").stored()
+        settlement.follow_ups = (job.canvas.follow_up(outbox, tag, CELERY_STATES[status], outcome, traceback),)
         settlement.if_revoked = (job.canvas.follow_up(outbox, tag, REVOKED, revoked, None),)
+    if webhook is not None:
+        now = time.time()
+        settlement.follow_ups += outbox.told(webhook, status, job.id, served.model, now)
+        settlement.if_revoked += outbox.told(webhook, JobStatus.CANCELLED, job.id, served.model, now)
     return settlement
 
 
@@ -217,6 +222,8 @@ def buried(
         canvas = _canvas_if_any(message)
         if canvas is not None:
             follow_ups.append(canvas.follow_up(served.outbox, lease.tag, FAILURE, failure.stored(), None))
+        webhook = message.webhook if message is not None else salvaged_webhook(lease.message)
+        follow_ups += served.outbox.told(webhook, JobStatus.FAILED, error.job_id, served.model, now)
     counted_by = message.counted_by if message is not None else ""
     settlement = Settlement(
         lease.tag, error.job_id or "", result, recorded=False, follow_ups=tuple(follow_ups), counted_by=counted_by

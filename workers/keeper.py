@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from broker import Broker, BrokerUnavailable, WorkerInfo
 from broker.sync import MAX_MOVED
 from telemetry.metrics import WorkerMetrics
+from workers.duty import Duty
 from workers.feeder import Feeder, FeederPorts
 from workers.lane import Lane
 from workers.threads import core_thread, end_process
@@ -54,16 +55,16 @@ class Keeper:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._threads = (core_thread("renewer", self._keep_renewing), core_thread("keeper", self._run))
-        self._renewal = _Duty("renew", broker.lease_s / 3, self._renew)
+        self._renewal = Duty("renew", broker.lease_s / 3, self._renew)
         self._duties = (
-            _Duty("drop", DROP_EVERY_S, self._drop),
-            _Duty("look for frozen steps", SWEEP_EVERY_S, self._look_for_frozen_steps),
-            _Duty("sweep", SWEEP_EVERY_S, self._sweep),
-            _Duty("bring what is due", DUE_EVERY_S, self._bring_due),
+            Duty("drop", DROP_EVERY_S, self._drop),
+            Duty("look for frozen steps", SWEEP_EVERY_S, self._look_for_frozen_steps),
+            Duty("sweep", SWEEP_EVERY_S, self._sweep),
+            Duty("bring what is due", DUE_EVERY_S, self._bring_due),
             # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
-            _Duty("look for forgotten leases", 2 * broker.read_timeout_s, self._release_forgotten),
-            _Duty("note the traffic", NOTE_EVERY_S, self._note_traffic),
-            _Duty("announce", ANNOUNCE_EVERY_S, self._announce),
+            Duty("look for forgotten leases", 2 * broker.read_timeout_s, self._release_forgotten),
+            Duty("note the traffic", NOTE_EVERY_S, self._note_traffic),
+            Duty("announce", ANNOUNCE_EVERY_S, self._announce),
         )
 
     def start(self) -> None:
@@ -168,31 +169,3 @@ class Keeper:
 
     def _announce(self) -> None:
         self._broker.announce(self._info())
-
-
-class _Duty:
-    """Something to do every so often; at once again, after the other duties, when it says that there is more to do."""
-
-    def __init__(self, name: str, every_s: float, perform: Callable[[], bool | None]) -> None:
-        self.name = name
-        self.next_at = 0.0
-        self._every_s = every_s
-        self._perform = perform
-
-    def due_in(self) -> float:
-        """Seconds until it is due; 0 when it is."""
-        return max(0.0, self.next_at - time.monotonic())
-
-    def perform_when_due(self) -> None:
-        now = time.monotonic()
-        if now < self.next_at:
-            return
-        self.next_at = now + self._every_s
-        try:
-            if self._perform():
-                self.next_at = now
-        except BrokerUnavailable as error:
-            self.next_at = now + min(self._every_s, 1.0)
-            log.warning("The broker is away; trying again.", extra={"duty": self.name, "cause": str(error)})
-        except Exception:
-            log.exception("A duty failed; it is tried again.", extra={"duty": self.name})

@@ -13,6 +13,7 @@ from inference import Model, ModelSpec
 from workers.executor import Executor
 from workers.jobs import Served
 from workers.lane import LaneKind
+from workers.outbox import Outbox
 
 
 class Loader(Protocol):
@@ -38,8 +39,8 @@ class ModelLoader:
     info: ModelInfo
 
     @classmethod
-    def of(cls, name: str, settings: ModelSettings, device: str, *, tf32: bool, outbox: str) -> ModelLoader:
-        """`outbox` is the list that takes what follows a job's end."""
+    def of(cls, name: str, settings: ModelSettings, device: str, *, tf32: bool, outbox: Outbox) -> ModelLoader:
+        """`outbox` takes what follows a job's end."""
         kind = LaneKind(
             queue=queue_name(name),
             task=TASK_NAME,

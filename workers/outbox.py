@@ -1,4 +1,5 @@
-"""What must follow a job's end: a message, queued together with its result, that carries its caller's canvas on.
+"""What must follow a job's end: messages, queued together with its result, that carry its caller's canvas on and tell
+its webhook.
 
 Canvas is Celery's word for what a caller may hang on a call: `link`, `link_error`, `chain`, `chord`. The message holds
 all that `workers.callbacks` needs to go on from there; the two are kept or lost as one.
@@ -8,21 +9,38 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import Self
 
 import orjson
 
-from broker import BadMessage, FollowUp
+from broker import BadMessage, FollowUp, JobStatus, Webhook
 from broker.keys import Keys
-from broker.message import CALLBACKS, Message, encode_callbacks
+from broker.message import CALLBACKS, WEBHOOKS, Message, encode_callbacks
+from broker.webhooks import Notification
 
 _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
 _FROM_HEADERS = ("root_id", "parent_id", "group", "group_index", "ignore_result")
 _NAMESPACE = uuid.UUID("1f5f1d4e-3c5b-5d0a-9b56-5a1e9c0f7f0b")
 
 
-def outbox_list(key_prefix: str) -> str:
-    """The list that takes what follows a job's end."""
-    return Keys(key_prefix).queue(CALLBACKS).waiting[0]
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """The lists that take what follows a job's end: what carries canvases on, and what webhooks are to be told."""
+
+    callbacks: str
+    webhooks: str
+
+    @classmethod
+    def of(cls, key_prefix: str) -> Self:
+        keys = Keys(key_prefix)
+        return cls(keys.queue(CALLBACKS).waiting[0], keys.queue(WEBHOOKS).waiting[0])
+
+    def told(
+        self, webhook: Webhook | None, status: JobStatus, job_id: str, model: str, at: float
+    ) -> tuple[FollowUp, ...]:
+        """What tells a job's webhook of its end, in the form of a settlement's follow-ups."""
+        told = Notification.of(webhook, status, job_id, model, at)
+        return () if told is None else (FollowUp(self.webhooks, told.encode()),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +70,10 @@ class Canvas:
             raise BadMessage(reason, job_id=message.id) from None
         return cls(message.id, written, tuple(one for one in called if one is not None))
 
-    def follow_up(self, outbox: str, lease_tag: bytes, state: str, result: object, traceback: str | None) -> FollowUp:
-        """The message that goes to the list `outbox` when the job ends in Celery's state `state`.
+    def follow_up(
+        self, outbox: Outbox, lease_tag: bytes, state: str, result: object, traceback: str | None
+    ) -> FollowUp:
+        """The message that goes to the `outbox` when the job ends in Celery's state `state`.
 
         `result` is the job's output, or the stored form of its exception. Raises `TypeError` for an output that cannot
         be written as JSON.
@@ -62,7 +82,7 @@ class Canvas:
         # A message that is served again after a crash has the same id, so what it calls has the same ids too.
         call_id = str(uuid.uuid5(_NAMESPACE, f"{self.job_id}:{lease_tag.decode()}"))
         body = orjson.dumps(ended, option=orjson.OPT_SERIALIZE_NUMPY)
-        return FollowUp(outbox, encode_callbacks(call_id, self.job_id, body))
+        return FollowUp(outbox.callbacks, encode_callbacks(call_id, self.job_id, body))
 
 
 def _listed(calls: object) -> list[object]:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
@@ -25,7 +25,7 @@ from telemetry.logs import LineWriter, configure
 from telemetry.metrics import WorkerMetrics, serve
 from workers import control
 from workers.backoff import Backoff
-from workers.bootsteps import EventsWanted, count_ended, drain_step, events_step, is_revoked, patient_consumer
+from workers.bootsteps import EventsWanted, Part, count_ended, drain_step, events_step, is_revoked, patient_consumer
 from workers.drain import Drain
 from workers.events import TaskEvents
 from workers.feeder import WAIT_S
@@ -61,8 +61,12 @@ def run(
     name: str,
     device: str,
     metrics_port: int,
+    beside: Callable[[CollectorRegistry], Part] | None = None,
 ) -> int:
-    """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host."""
+    """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host.
+
+    `beside` makes what else the process runs, from the drain's start to its stop.
+    """
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     serve(registry, settings.workers.metrics_host, metrics_port)
@@ -70,7 +74,8 @@ def run(
     # Celery wants a queue to consume. This one is private to the process, so a shop's own queues are never touched.
     app.conf.task_queues = [Queue(f"sheaf.node.{nodename}", no_declare=True)]
     wanted = EventsWanted()
-    broker = _open_broker(settings)
+    broker = make_broker(settings)
+    _wait_for(broker)
     drain = Drain(
         broker,
         loaders,
@@ -83,7 +88,8 @@ def run(
         on_ended=count_ended,
     )
     control.register(drain, broker, nodename, os.getpid())
-    app.steps["worker"].add(drain_step(drain, settings.workers.shutdown_grace_s))
+    parts = (drain,) if beside is None else (drain, beside(registry))
+    app.steps["worker"].add(drain_step(parts, settings.workers.shutdown_grace_s))
     app.steps["consumer"].add(events_step(wanted))
     # Celery warns of root because of pickle, which is refused here.
     warnings.simplefilter("ignore", SecurityWarning)
@@ -100,24 +106,28 @@ def run(
     return worker.exitcode or 0
 
 
-def _open_broker(settings: Settings) -> Broker:
-    """A client for the drain, with a server that is known to be new enough; waits for a server that is not up yet."""
-    broker = Broker(
+def make_broker(settings: Settings, *, max_attempts: int | None = None) -> Broker:
+    """A client with a session of its own; `max_attempts` where other than the settings' holds."""
+    return Broker(
         settings.broker.server_url,
         session=uuid.uuid4().hex,
         key_prefix=settings.broker.key_prefix,
         lease_s=settings.broker.lease_s,
-        max_attempts=settings.broker.max_attempts,
+        max_attempts=settings.broker.max_attempts if max_attempts is None else max_attempts,
         result_ttl_s=settings.api.result_ttl_s,
         read_timeout_s=settings.broker.read_timeout_s,
         max_message_bytes=settings.broker.max_message_bytes,
     )
+
+
+def _wait_for(broker: Broker) -> None:
+    """Until its server is up, and known to be new enough."""
     backoff = Backoff()
     begin = time.monotonic()
     while True:
         try:
             broker.check_server()
-            return broker
+            return
         except BrokerUnavailable as error:
             # When all parts are started together it is a moment behind.
             if time.monotonic() - begin > QUIET_WAIT_S:

@@ -5,6 +5,7 @@
 -- KEYS 3      key of the note that it has begun
 -- KEYS 4      revoked                                      (sorted set: job id -> unix seconds)
 -- KEYS 5      set of open jobs that it may be in
+-- KEYS 6      waiting list of what webhooks are to be told  (list of messages)
 -- ARGV 1      the stored form of a job that was dropped
 -- ARGV 2      result TTL, seconds
 -- ARGV 3      channel that names the jobs that have ended, by their result keys
@@ -12,6 +13,7 @@
 -- ARGV 5      job id
 -- ARGV 6      how long it is remembered that it was dropped, seconds
 -- ARGV 7      how many such jobs are remembered
+-- ARGV 8      what the job's webhook is to be told, or ''
 -- returns     1 dropped | 0 it had a result already, or has begun
 
 if ARGV[4] == '1' and redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
@@ -25,4 +27,5 @@ redis.call('PUBLISH', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[3], KEYS[1])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 redis.call('SREM', KEYS[5], ARGV[5])
+if ARGV[8] ~= '' then redis.call('LPUSH', KEYS[6], ARGV[8]) end
 return 1

@@ -15,8 +15,9 @@
 -- ARGV 3      highest tag that this worker has seen of the queue; new ones are above it
 -- ARGV 4-7    room: how many messages to take of each level at most
 -- ARGV 8-11   prefixes of the owners' lists; an owner completes them
+-- ARGV 12     '1' = one with an attempt above 1 comes together with others
 -- returns     messages still waiting of each level, then four per lease: tag, attempt, level (1-4), message;
---             one with an attempt above 1 comes alone
+--             one with an attempt above 1 comes alone, unless told otherwise
 --
 -- A full server (maxmemory) refuses a script whose first write needs memory, and lets a script go on that has written.
 -- A removal comes first here, and in every script of the drain, so a full queue can always be emptied.
@@ -59,6 +60,7 @@ end
 
 -- Takes what was given back. Returns how much room is left: none where the next message has to come alone, or has.
 local closed = false
+local together = ARGV[12] == '1'
 
 local function take_returned(level, room)
   while room > 0 and returned[level] > 0 do
@@ -66,12 +68,12 @@ local function take_returned(level, room)
     local colon = string.find(entry, ':', 1, true)
     local attempt = tonumber(string.sub(entry, 1, colon - 1))
     -- If this message was the cause that its worker was lost, nothing else is held beside it the next time.
-    if attempt > 1 and #held > 0 then return 0 end
+    if attempt > 1 and not together and #held > 0 then return 0 end
     redis.call('RPOP', KEYS[level])
     keep(level, attempt, string.sub(entry, colon + 1))
     returned[level] = returned[level] - 1
     room = room - 1
-    if attempt > 1 then
+    if attempt > 1 and not together then
       closed = true
       return 0
     end

@@ -2,6 +2,7 @@
 -- A result that is there already (a cancelled job) is never overwritten.
 --
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
+-- KEYS 2      waiting list of what webhooks are to be told  (list of messages)
 -- ARGV 1      result TTL, seconds
 -- ARGV 2      channel that names the jobs that have ended, by their result keys
 -- ARGV 3..    per job: tag, job id, result key, result ('' = store none), record key or '', key of the set of open jobs
@@ -31,11 +32,15 @@ while i <= #ARGV do
       end
     end
     if answer == 1 and record ~= '' then redis.call('EXPIRE', record, ttl) end
-    -- Whoever revoked it has stored that, and queued nothing of what follows it.
+    -- Whoever revoked it has stored that, and queued nothing of what follows it; `cancel` has queued what its webhook is
+    -- told. A result of ours has the member "sheaf", Celery's own has not.
+    local told = answer == 3 and string.find(redis.call('GET', result_key), '"sheaf":', 1, true)
     local from, to = i + 8, first_if_revoked
     if answer == 3 then from, to = first_if_revoked, last end
     if answer == 2 then to = from end
-    for f = from, to - 1, 2 do redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
+    for f = from, to - 1, 2 do
+      if not (told and ARGV[f] == KEYS[2]) then redis.call('LPUSH', ARGV[f], ARGV[f + 1]) end
+    end
   elseif result ~= '' and redis.call('GET', result_key) == result then
     answer = 1
   end

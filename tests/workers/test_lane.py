@@ -14,6 +14,7 @@ from broker.message import Message
 from inference import Encoded, Model, ModelSpec
 from workers.jobs import Job, Served
 from workers.lane import Lane, LaneKind, RowRef
+from workers.outbox import Outbox
 
 LIMITS = Limits(max_batch_size=16, max_batch_tokens=8192, max_wait_s=0.0)
 
@@ -23,7 +24,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.revoked: set[str] = set()
-        kind = LaneKind("infer.x", "sheaf.infer", Served("x", "1", "outbox"), LIMITS, 600.0)
+        kind = LaneKind("infer.x", "sheaf.infer", Served("x", "1", Outbox("callbacks", "webhooks")), LIMITS, 600.0)
         model = Model.load(ModelSpec("x", handler="inference.handlers.echo:Echo"), "cpu")
         broker = Broker("redis://127.0.0.1:1/0", "session")
         self.lane = Lane(kind, model, broker, threading.Condition(), self.revoked.__contains__)

@@ -1,0 +1,64 @@
+"""How the calls of a job's webhook went."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import kinds, state, views
+from api.jobs import JobId, own_job
+from api.problems import described
+from api.schemas import DeliveryList
+from broker import JobState
+from broker.deliveries import Delivery, DeliveryState
+from broker.webhooks import Notification
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get(
+    "/v1/jobs/{job_id}/deliveries",
+    summary="Read how a job's webhook was called",
+    response_class=Response,
+    responses={200: {"model": DeliveryList}, **described(kinds.UNKNOWN_JOB)},
+)
+async def list_deliveries(request: Request, job_id: JobId) -> Response:
+    """One entry for each end of the job that its webhook is told of, with every attempt. None for a job that has not
+    ended, or has no webhook.
+    """
+    shared = state.of(request)
+    job = await own_job(request, shared, job_id)
+    deliveries = await shared.broker.deliveries.of_job(job_id) or _to_come(job)
+    return views.response(orjson.dumps({"object": "list", "data": [_view(one) for one in deliveries]}), 200)
+
+
+def _to_come(job: JobState) -> list[Delivery]:
+    """A delivery that is queued, and of which nothing is written down before its first attempt."""
+    if not job.ended:
+        return []
+    told = Notification.of(job.webhook, job.status, job.id, job.model, job.finished_at or 0.0)
+    return [] if told is None else [Delivery(told, DeliveryState.PENDING, "")]
+
+
+def _view(delivery: Delivery) -> dict[str, object]:
+    told = delivery.notification
+    return {
+        "id": told.id,
+        "object": "delivery",
+        "event": told.event.value,
+        "url": told.url,
+        "state": delivery.state.value,
+        "created_at": views.timestamp(told.at),
+        "next_attempt_at": views.timestamp(delivery.next_attempt_at),
+        "attempts": [
+            {
+                "at": views.timestamp(attempt.at),
+                "duration_ms": attempt.duration_ms,
+                "status": attempt.status,
+                "error": attempt.error,
+            }
+            for attempt in delivery.attempts
+        ],
+    }

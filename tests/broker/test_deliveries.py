@@ -1,0 +1,215 @@
+"""What webhooks are to be told is queued with the result it tells of, once; and the log of deliveries."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import redis
+
+from broker import AsyncBroker, Broker, FollowUp, JobEvent, JobStatus, NewJob, SettleAnswer, Settlement, Webhook
+from broker.deliveries import Attempt, Deliveries, Delivery, DeliveryState, Note, NoteAnswer
+from broker.message import WEBHOOKS, decode
+from broker.webhooks import Notification
+from tests.broker.conftest import QUEUE, MakeBroker, new_job, take
+
+HOOK = Webhook("https://example.org/hook", owner="me", request_id="r-1")
+TOLD = Notification(JobEvent.SUCCEEDED, "job-1", "echo", HOOK.url, "me", "r-1", 1000.0)
+
+
+@pytest.fixture
+async def front(server_url: str) -> AsyncIterator[AsyncBroker]:
+    front = await AsyncBroker.open(server_url)
+    yield front
+    await front.close()
+
+
+@pytest.fixture
+def log(server_url: str) -> Iterator[Deliveries]:
+    with Deliveries(server_url, new_secret=_numbered()) as log:
+        yield log
+
+
+def _numbered() -> Callable[[], str]:
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"whsec_{len(made)}")
+        return made[-1]
+
+    return make
+
+
+def told(client: redis.Redis) -> list[JobEvent]:
+    return [Notification.decode(raw).event for raw in cast("list[bytes]", client.lrange(WEBHOOKS, 0, -1))]
+
+
+def follow_up(job: NewJob, status: JobStatus) -> tuple[FollowUp, ...]:
+    notification = Notification.of(job.webhook, status, job.id, "echo", 1.0)
+    return () if notification is None else (FollowUp(WEBHOOKS, notification.encode()),)
+
+
+def settle_as(broker: Broker, job: NewJob, status: JobStatus) -> SettleAnswer:
+    """Ends the job that is first in the queue, as a worker does that has not heard of any revoke."""
+    [lease] = take(broker, 1).leases
+    assert decode(lease.message).webhook == job.webhook
+    settlement = Settlement(lease.tag, job.id, b'{"status":"SUCCESS"}', recorded=True)
+    settlement.follow_ups = follow_up(job, status)
+    settlement.if_revoked = follow_up(job, JobStatus.CANCELLED)
+    return broker.settle(QUEUE, [settlement])[0]
+
+
+async def test_a_result_and_what_its_webhook_is_told_are_stored_together(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job(webhook=HOOK)
+    await front.submit(job)
+    assert settle_as(broker, job, JobStatus.SUCCEEDED) is SettleAnswer.SETTLED
+    assert told(client) == [JobEvent.SUCCEEDED]
+    client.delete(WEBHOOKS)
+
+
+async def test_a_cancelled_job_is_told_of_once_whoever_drops_it_later(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job(webhook=HOOK)
+    await front.submit(job)
+    await front.cancel(job.id)
+    assert told(client) == [JobEvent.CANCELLED]
+    assert settle_as(broker, job, JobStatus.SUCCEEDED) is SettleAnswer.REVOKED
+    assert told(client) == [JobEvent.CANCELLED]
+    client.delete(WEBHOOKS)
+
+
+async def test_a_job_that_celery_revoked_is_told_of_by_whoever_drops_it(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    job = new_job(webhook=HOOK)
+    await front.submit(job)
+    celerys = {"status": "REVOKED", "result": {"exc_type": "TaskRevokedError", "exc_message": ['"sheaf":']}}
+    client.set(f"celery-task-meta-{job.id}", json.dumps(celerys), ex=60)
+    assert settle_as(broker, job, JobStatus.SUCCEEDED) is SettleAnswer.REVOKED
+    assert told(client) == [JobEvent.CANCELLED]
+    client.delete(WEBHOOKS)
+
+
+async def test_a_job_that_expired_in_the_queue_is_told_of_when_it_is_read(
+    front: AsyncBroker, client: redis.Redis
+) -> None:
+    job = new_job(webhook=HOOK, expires_at=time.time() - 1)
+    await front.submit(job)
+    for _ in range(2):
+        state = await front.fetch(job.id)
+        assert state is not None
+        assert state.status is JobStatus.EXPIRED
+    assert told(client) == [JobEvent.EXPIRED]
+    client.delete(WEBHOOKS)
+
+
+async def test_an_end_that_nobody_asked_for_is_told_to_nobody(
+    front: AsyncBroker, client: redis.Redis, broker: Broker
+) -> None:
+    for job in (new_job(), new_job(webhook=replace(HOOK, events=(JobEvent.FAILED,)))):
+        await front.submit(job)
+        settle_as(broker, job, JobStatus.SUCCEEDED)
+        await front.submit(cancelled := replace(job, id=f"{job.id}-2"))
+        await front.cancel(cancelled.id)
+        take(broker, 1)
+    assert told(client) == []
+
+
+def test_messages_of_lost_workers_can_be_leased_together(make_broker: MakeBroker, client: redis.Redis) -> None:
+    courier = make_broker()
+    client.lpush(f"sheaf:returned:{WEBHOOKS}:0", *(b"7:message" for _ in range(3)))
+    client.lpush(WEBHOOKS, b"new")
+    assert [lease.attempt for lease in courier.lease(WEBHOOKS, [4, 0, 0, 0], together=True).leases] == [7, 7, 7, 1]
+
+
+def held(broker: Broker, client: redis.Redis, *notifications: Notification) -> list[bytes]:
+    for notification in notifications:
+        client.lpush(WEBHOOKS, notification.encode())
+    return [lease.tag for lease in broker.lease(WEBHOOKS, [9, 0, 0, 0], together=True).leases]
+
+
+def test_an_attempt_and_when_the_next_one_is_due_are_noted_together(
+    broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    [tag] = held(broker, client, TOLD)
+    attempt = Attempt(1001.0, 12.5, 500, "it answered 500")
+    delivery = Delivery(TOLD, DeliveryState.PENDING, "{}", (attempt,), 1, 4e9)
+    assert log.note(broker.session, [Note(tag, delivery, 60)]) == [NoteAnswer.NOTED]
+    assert log.get(TOLD.id) == delivery
+    assert [one.due_at for one in broker.delayed(WEBHOOKS, 9)] == [4e9]
+    assert broker.held_tags(WEBHOOKS) == []
+    assert 0 < client.ttl(f"sheaf:delivery:{TOLD.id}") <= 60
+
+
+def test_who_has_lost_its_lease_notes_nothing(
+    broker: Broker, make_broker: MakeBroker, client: redis.Redis, log: Deliveries
+) -> None:
+    [tag] = held(broker, client, TOLD)
+    delivery = Delivery(TOLD, DeliveryState.DELIVERED, "{}")
+    assert log.note("another session", [Note(tag, delivery, 60)]) == [NoteAnswer.LOST]
+    assert log.get(TOLD.id) is None
+
+
+def test_a_delivery_that_is_sent_again_leaves_its_earlier_rounds_behind(
+    broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    [first] = held(broker, client, TOLD)
+    pending = Delivery(TOLD, DeliveryState.PENDING, "{}", (), 3, 4e9)
+    log.note(broker.session, [Note(first, pending, 60)])
+    again = log.resend(TOLD.id, 60)
+    assert again is not None
+    assert (again.state, again.tries, again.notification.round) == (DeliveryState.PENDING, 0, 1)
+    late, of_this_round = held(broker, client, TOLD)
+    assert log.note(broker.session, [Note(late, pending, 60)]) == [NoteAnswer.SUPERSEDED]
+    assert log.note(broker.session, [Note(of_this_round, again, 60)]) == [NoteAnswer.NOTED]
+    assert log.get(TOLD.id) == again
+    assert log.resend("msg_unknown", 60) is None
+
+
+def test_the_newest_deliveries_are_listed_first(broker: Broker, client: redis.Redis, log: Deliveries) -> None:
+    events = [replace(TOLD, job_id=f"job-{n}", at=1000.0 + n) for n in range(3)]
+    tags = held(broker, client, *events)
+    notes = [
+        Note(tag, Delivery(event, DeliveryState.DELIVERED, "{}"), 60) for tag, event in zip(tags, events, strict=True)
+    ]
+    log.note(broker.session, notes)
+    assert [one.notification.job_id for one in log.newest(2)] == ["job-2", "job-1"]
+
+
+async def test_a_job_knows_its_deliveries(
+    front: AsyncBroker, broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    [tag] = held(broker, client, TOLD)
+    assert await front.deliveries.of_job("job-1") == []
+    delivery = Delivery(TOLD, DeliveryState.DELIVERED, "{}")
+    log.note(broker.session, [Note(tag, delivery, 60)])
+    assert await front.deliveries.of_job("job-1") == [delivery]
+
+
+async def test_what_an_attempt_needs_is_read_together(front: AsyncBroker, client: redis.Redis, log: Deliveries) -> None:
+    job = new_job(webhook=HOOK)
+    await front.submit(job)
+    known, unknown = log.load([replace(TOLD, job_id=job.id), TOLD])
+    assert known.job is not None
+    assert known.job.webhook == HOOK
+    assert (known.delivery, unknown.delivery, unknown.job) == (None, None, None)
+    assert known.secrets == unknown.secrets
+    assert known.secrets.current == "whsec_0"
+
+
+def test_a_secret_is_made_once_and_its_predecessor_signs_for_a_while(client: redis.Redis, log: Deliveries) -> None:
+    [first] = log.secrets.of(["me"])
+    assert log.secrets.of(["me", "me"]) == [first, first]
+    rotated = log.secrets.rotate("me")
+    assert log.secrets.of(["me"]) == [rotated]
+    now = time.time()
+    assert rotated.in_use(now, 60) == (rotated.current, first.current)
+    assert rotated.in_use(now + 61, 60) == (rotated.current,)
+    assert log.secrets.of(["another"])[0].current not in (rotated.current, first.current)

@@ -1,0 +1,142 @@
+"""Calls webhooks over HTTP, and nothing but them: each address that is connected to is asked about first.
+
+Where a name leads may change between two looks, so the one look that counts is at the very address that a socket is
+made for. Redirects are not followed, proxies of the environment not used, and of an answer only its head counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from webhooks import Policy, Refused, Target
+from workers.courier.schedule import Answer
+
+USER_AGENT = f"Sheaf-Webhooks/{version('sheaf')}"
+#: Of an answer's body, the bytes that are read so that its connection can be used again, and for how long, seconds.
+READ_BYTES = 65_536
+READ_S = 1.0
+#: Characters of a refusing answer that are kept.
+KEPT_CHARACTERS = 200
+#: Seconds for which an address that a name led to is believed. It is checked each time all the same.
+DNS_TTL_S = 10
+
+
+class Caller:
+    """One event loop's way out. Used as a context; `resolver` finds addresses, the system's own without it."""
+
+    def __init__(self, policy: Policy, timeout_s: float, *, resolver: AbstractResolver | None = None) -> None:
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._checked = self._session(aiohttp.TCPConnector(
+            limit=0, ttl_dns_cache=DNS_TTL_S, resolver=resolver, socket_factory=self._checked_socket
+        ))  # fmt: skip
+        # Hosts that the settings name may be anywhere.
+        self._trusting = self._session(aiohttp.TCPConnector(limit=0, ttl_dns_cache=DNS_TTL_S))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._checked.close()
+        await self._trusting.close()
+
+    async def call(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
+        """POST this; never raises for what goes wrong on the way or over there."""
+        at, begin = time.time(), time.monotonic()
+        status, retry_after_s, error = None, None, None
+        try:
+            session = self._trusting if target.trusted else self._checked
+            async with session.post(_exactly(target), data=body, headers=headers, allow_redirects=False) as response:
+                duration_s = time.monotonic() - begin
+                status = response.status
+                text = await _read(response)
+                if not 200 <= status < 300:
+                    error = _refusal(status, text)
+                    if status in (429, 503):
+                        retry_after_s = _retry_after(response.headers.get("retry-after"), at)
+        except TimeoutError:
+            error = f"no answer within {self._timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, Refused, ValueError) as failure:
+            error = str(failure) or type(failure).__name__
+        if status is None:
+            duration_s = time.monotonic() - begin
+        return Answer(at, duration_s, status, error, retry_after_s)
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            headers={"user-agent": USER_AGENT, "content-type": "application/json", "accept-encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+    def _checked_socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, address = info
+        try:
+            self._policy.check(str(address[0]))
+        except Refused as error:
+            # The connector expects no other errors.
+            raise PermissionError(errno.EACCES, str(error)) from None
+        return socket.socket(family, kind, protocol)
+
+
+def _exactly(target: Target) -> URL:
+    """The URL as the client library reads it. Raises `Refused` when it finds another host in it than we did."""
+    url = URL(target.url, encoded=True)
+    if (url.host or "").lower().rstrip(".") != target.host or url.port != target.port:
+        raise Refused("the URL can be read in two ways")
+    return url
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an answer's body. If that is not all, or does not come soon, the connection is given up."""
+    read = bytearray()
+    with suppress(aiohttp.ClientError, TimeoutError, OSError):
+        async with asyncio.timeout(READ_S):
+            while len(read) < READ_BYTES and (chunk := await response.content.read(READ_BYTES)):
+                read += chunk
+            if response.content.at_eof():
+                return bytes(read)
+    response.close()
+    return bytes(read)
+
+
+def _refusal(status: int, text: bytes) -> str:
+    if 300 <= status < 400:
+        return f"it answered {status}: redirects are not followed, name the final address"
+    if status == 410:
+        return "it answered 410: it is gone for good, and is not called again for this event"
+    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * KEPT_CHARACTERS].decode(errors="replace"))
+    said = shown.strip()[:KEPT_CHARACTERS]
+    return f"it answered {status}" + (f": {said}" if said else "")
+
+
+def _retry_after(value: str | None, now: float) -> float | None:
+    """Seconds that the header `Retry-After` asks for; it may hold a date."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)

@@ -1,0 +1,228 @@
+"""Sees leased messages through: each is called and noted, put off, or dropped.
+
+What many of them ask of the broker at the same time shares a round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from broker import BadMessage, Broker, BrokerUnavailable, JobState, Lease, Settlement
+from broker.deliveries import Deliveries, Delivery, DeliveryState, Loaded, Note, NoteAnswer
+from broker.message import WEBHOOKS
+from broker.together import Together, fail
+from broker.webhooks import Notification
+from configs.webhooks import WebhookSettings
+from telemetry.metrics import CourierMetrics
+from webhooks import Refused, signature
+from workers.backoff import Backoff
+from workers.courier.calling import Caller
+from workers.courier.hosts import Hosts, PutOff
+from workers.courier.payload import payload
+from workers.courier.schedule import Answer, after, gives_up_at
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Most messages of one round trip.
+TOGETHER = 64
+#: After a fault of ours a delivery is put off for so long, seconds.
+FAULT_PAUSE_S = 60.0
+#: Threads for calls of the broker.
+BROKER_THREADS = 4
+
+
+class Carrier:
+    """Lives in the courier's event loop. `giving_up` says whether it has no time left to wait for the broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        deliveries: Deliveries,
+        settings: WebhookSettings,
+        metrics: CourierMetrics,
+        *,
+        public_url: str,
+        giving_up: Callable[[], bool],
+    ) -> None:
+        self._broker = broker
+        self._deliveries = deliveries
+        self._settings = settings
+        self._metrics = metrics
+        self._public_url = public_url
+        self._giving_up = giving_up
+        self._hosts = Hosts(settings.max_per_host, settings.breaker_failures, settings.breaker_open_s)
+        self._threads = ThreadPoolExecutor(BROKER_THREADS, "courier broker")
+        self._load: Together[Notification, Loaded] = Together(TOGETHER, self._load_all)
+        self._note: Together[Note, NoteAnswer] = Together(TOGETHER, self._note_all)
+        self._schedule: Together[tuple[bytes, float], None] = Together(TOGETHER, self._schedule_all)
+        #: Leases whose webhooks are being called.
+        self.calling: set[bytes] = set()
+
+    async def carry(self, caller: Caller, lease: Lease) -> None:
+        """See one leased message through. Raises nothing; what could not be ended stays held for this session."""
+        try:
+            told = Notification.decode(lease.message)
+            try:
+                await self._attempt(caller, lease, told)
+            except PutOff as put_off:
+                await self._put_off(lease, told, put_off.seconds)
+            except BrokerUnavailable:
+                raise
+            except Exception:
+                log.exception("A delivery failed by a fault of ours; it is put off.", extra=_fields(told))
+                await self._put_off(lease, told, FAULT_PAUSE_S)
+        except BadMessage as error:
+            log.error("A message that is none of ours was dropped.", extra={"queue": WEBHOOKS, "cause": str(error)})
+            await self._drop(lease)
+        except BrokerUnavailable as error:
+            # What is held is found and given back once the broker is there again.
+            log.warning("The broker is away; a delivery comes again.", extra={"cause": str(error)})
+        finally:
+            self._metrics.set_breakers_open(self._hosts.open)
+
+    async def _attempt(self, caller: Caller, lease: Lease, told: Notification) -> None:
+        name = _host(told.url)
+        host = self._hosts.of(name)
+        try:
+            async with host.turn():
+                loaded = await self._load.ask(told)
+                delivery = self._to_send(told, loaded.delivery, loaded.job)
+                if delivery is None:
+                    await self._drop(lease)
+                    return
+                self.calling.add(lease.tag)
+                answer = await self._send(caller, delivery, loaded)
+                host.ended(answer)
+            await self._write_down(lease, after(delivery, answer, self._settings.retry_schedule_s, time.time()))
+        finally:
+            self.calling.discard(lease.tag)
+            self._hosts.forget_idle(name)
+
+    def _to_send(self, told: Notification, known: Delivery | None, job: JobState | None) -> Delivery | None:
+        """The delivery that this message means; None when it is over, or goes on in a later round."""
+        if known is None:
+            return Delivery(told, DeliveryState.PENDING, payload(told, job, self._public_url))
+        if known.notification.round > told.round or known.state is not DeliveryState.PENDING:
+            return None
+        return known
+
+    async def _send(self, caller: Caller, delivery: Delivery, loaded: Loaded) -> Answer:
+        told, body = delivery.notification, delivery.payload.encode()
+        now = time.time()
+        secrets = loaded.secrets.in_use(now, self._settings.previous_secret_s)
+        headers = {
+            "webhook-id": told.id,
+            "webhook-timestamp": str(int(now)),
+            "webhook-signature": signature(secrets, told.id, int(now), body),
+        }
+        try:
+            target = self._settings.policy.target(told.url)
+        except Refused as error:
+            answer = Answer(now, 0.0, None, f"the URL is refused: {error}")
+        else:
+            answer = await caller.call(target, headers, body)
+        self._metrics.called(succeeded=answer.error is None, seconds=answer.duration_s)
+        return answer
+
+    async def _write_down(self, lease: Lease, delivery: Delivery) -> None:
+        delivered = delivery.state is DeliveryState.DELIVERED
+        keep_s = self._settings.keep_delivered_s if delivered else self._settings.keep_s
+        noted = await self._note.ask(Note(lease.tag, delivery, keep_s))
+        attempt = delivery.attempts[-1]
+        extra = _fields(delivery.notification) | {
+            "state": delivery.state.value,
+            "attempt": delivery.tries,
+            "status": attempt.status,
+            "error": attempt.error,
+            "duration_ms": attempt.duration_ms,
+            "next_attempt_at": delivery.next_attempt_at,
+        }
+        failed = delivery.state is DeliveryState.FAILED
+        log.log(logging.WARNING if failed else logging.INFO, "A webhook was called.", extra=extra)
+        if noted is NoteAnswer.LOST:
+            log.warning("The lease of a delivery was lost; it is made again.", extra=_fields(delivery.notification))
+        elif delivery.state is not DeliveryState.PENDING:
+            self._metrics.ended(delivery.state.value)
+
+    async def _put_off(self, lease: Lease, told: Notification, seconds: float) -> None:
+        """Back to the broker, with no attempt counted; one that was put off for too long has failed."""
+        now = time.time()
+        if now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
+            await self._schedule.ask((lease.tag, now + seconds))
+            return
+        [loaded] = await self.ask(lambda: self._deliveries.load([told]))
+        delivery = self._to_send(told, loaded.delivery, loaded.job)
+        if delivery is None:
+            await self._drop(lease)
+            return
+        answer = Answer(now, 0.0, None, "not called any more: its host failed all the time")
+        await self._write_down(lease, after(delivery, answer, (), now))
+
+    async def _drop(self, lease: Lease) -> None:
+        settlement = Settlement(lease.tag, "", None, recorded=False)
+        await self.ask(lambda: self._broker.settle(WEBHOOKS, [settlement]))
+
+    async def _load_all(self, asked: Sequence[tuple[Notification, asyncio.Future[Loaded]]]) -> None:
+        await self._persist(asked, lambda: self._deliveries.load([told for told, _ in asked]))
+
+    async def _note_all(self, asked: Sequence[tuple[Note, asyncio.Future[NoteAnswer]]]) -> None:
+        await self._persist(asked, lambda: self._deliveries.note(self._broker.session, [note for note, _ in asked]))
+
+    async def _schedule_all(self, asked: Sequence[tuple[tuple[bytes, float], asyncio.Future[None]]]) -> None:
+        def schedule() -> list[None]:
+            self._broker.schedule(WEBHOOKS, [due for due, _ in asked])
+            return [None] * len(asked)
+
+        await self._persist(asked, schedule)
+
+    async def _persist(
+        self, asked: Sequence[tuple[object, asyncio.Future[T]]], carry_out: Callable[[], Sequence[T]]
+    ) -> None:
+        """Answer those who asked, however long the broker is away."""
+        backoff = Backoff()
+        while True:
+            try:
+                answers = await self.ask(carry_out)
+                break
+            except BrokerUnavailable as error:
+                if self._giving_up():
+                    fail(asked, error)
+                    return
+                log.warning("The broker is away; webhooks wait for it.", extra={"cause": str(error)})
+                await asyncio.sleep(backoff.pause_s())
+            except Exception as error:
+                fail(asked, error)
+                return
+        for (_, future), answer in zip(asked, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+    def ask(self, call: Callable[[], T]) -> Awaitable[T]:
+        """Run a call of the broker in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+def _host(url: str) -> str:
+    """What is counted together: host and port."""
+    return "".join(url.partition("?")[0].split("/")[2:3]).lower()
+
+
+def _fields(told: Notification) -> dict[str, object]:
+    """For log lines. Of the URL only the host: the rest may hold a secret."""
+    return {
+        "delivery": told.id,
+        "event": told.event.value,
+        "job_id": told.job_id,
+        "request_id": told.request_id,
+        "host": _host(told.url),
+    }

@@ -1,0 +1,68 @@
+"""What is sent: thin, as Standard Webhooks asks for; the job's own fields, by the names that its readers know."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import orjson
+
+from broker import JobState
+from broker.webhooks import Notification
+
+#: Bytes that a payload stays below.
+MAX_BYTES = 20_000
+#: Characters of an error's message; the whole of it is with the job.
+MAX_ERROR = 2000
+
+
+def payload(told: Notification, job: JobState | None, public_url: str) -> str:
+    """The body of a call, JSON.
+
+    The output, then the metadata, are left out where they are too large, and the output of a job that is not kept any
+    more; `output_omitted` and `metadata_omitted` say so.
+    """
+    data = _data(told, job, public_url)
+    if job is None or told.event != f"job.{job.status}":
+        # Its result is not kept any more, or is another life's of a dead letter that people have revived.
+        return _written(told, data | {"output_omitted": True}).decode()
+    with_metadata = data | {"metadata": orjson.Fragment(job.metadata)}
+    if len(_written(told, with_metadata)) < MAX_BYTES:
+        data = with_metadata
+    else:
+        data["metadata_omitted"] = True
+    if job.result is not None:
+        output = {"outputs" if job.many else "output": orjson.Fragment(job.result)}
+        fits = len(job.result) < MAX_BYTES and len(_written(told, data | output)) < MAX_BYTES
+        data |= output if fits else {"output_omitted": True}
+    return _written(told, data).decode()
+
+
+def _data(told: Notification, job: JobState | None, public_url: str) -> dict[str, object]:
+    path = f"{public_url}/v1/jobs/{told.job_id}"
+    data: dict[str, object] = {
+        "id": told.job_id,
+        "object": "job",
+        "model": told.model,
+        "status": told.event.removeprefix("job."),
+        "created_at": None,
+        "finished_at": _timestamp(told.at),
+        "error": None,
+        "urls": {"self": path, "deliveries": f"{path}/deliveries"},
+    }
+    if job is not None:
+        data |= {"version": job.version, "created_at": _timestamp(job.created_at), "attempt": job.attempt}
+        data |= {"started_at": _timestamp(job.started_at), "finished_at": _timestamp(job.finished_at or told.at)}
+        if job.error is not None:
+            data["error"] = {"type": job.error.type, "message": job.error.message[:MAX_ERROR]}
+    return data
+
+
+def _written(told: Notification, data: dict[str, object]) -> bytes:
+    return orjson.dumps({"type": told.event.value, "timestamp": _timestamp(told.at), "data": data})
+
+
+def _timestamp(moment: float | None) -> str | None:
+    """RFC 3339 in UTC with milliseconds, as the API writes it."""
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
