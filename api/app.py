@@ -65,6 +65,7 @@ def create_app(settings: Settings) -> Envelope:
     app = _App(
         title="Sheaf", version=version("sheaf"), description=DESCRIPTION, lifespan=lifespan, redoc_url=None, **pages
     )
+    # A page has one address: few clients follow a redirect with their body.
     app.router.redirect_slashes = False
     for part in (jobs, events, deliveries, models, health):
         app.include_router(part.router)
@@ -99,6 +100,6 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
-    kind = {404: kinds.NOT_FOUND, 405: kinds.METHOD_NOT_ALLOWED}.get(error.status_code, kinds.INTERNAL)
+    kind = {404: kinds.NOT_FOUND, 405: kinds.METHOD_NOT_ALLOWED}.get(error.status_code, kinds.BAD_REQUEST)
     problem = Problem(kind, f"{request.method} {request.url.path}: see /docs", headers=error.headers or {})
     return problems.response(problem, request.state.request_id)

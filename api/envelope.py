@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.kinds import INTERNAL
+from api.kinds import INTERNAL, Kind
 from api.problems import Problem, of_broker, response
 from broker.errors import BrokerError
 from telemetry.logs import LineWriter
@@ -127,6 +127,10 @@ class Envelope:
         except (Problem, BrokerError) as error:
             answer = response(error if isinstance(error, Problem) else of_broker(error), request.state.request_id)
         await answer(scope, receive, send)
+
+    def refused(self, kind: Kind) -> None:
+        """Count a connection that was refused before there was a request."""
+        self._metrics.connection_refused(kind.slug)
 
     def _note(self, done: _Done) -> None:
         if not self._done:

@@ -21,6 +21,8 @@ from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
+#: Of a body; far more than there are.
+MAX_FIELDS = 64
 
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
@@ -39,6 +41,9 @@ def parsed(body: bytes) -> object:
 def job_request(body: bytes) -> JobRequest:
     """Raises `Problem` that names each field that is wrong."""
     content = parsed(body)
+    if isinstance(content, dict) and len(content) > MAX_FIELDS:
+        # Each would become an error of its own before the first is told.
+        raise Problem(kinds.INVALID_REQUEST, f"the body has {len(content)} fields, most of which are unknown")
     try:
         return _REQUESTS.validate_python(content)
     except ValidationError as error:
@@ -112,6 +117,8 @@ async def submit(
     with shared.broker.waiter(job.id) as waiter:
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
+        # The server holds it now, and thousands may wait.
+        job.payload = b""
         try:
             if submitted.repeated:
                 ended = await wait_for(request, shared, submitted.id, wait_s)

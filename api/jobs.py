@@ -9,17 +9,15 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from api import intake, kinds, state, views
+from api.body import body_of
 from api.problems import Problem, described, rate_headers
 from api.schemas import Accepted, Job, JobList
 from broker import JobState, JobStatus, NewJob, Scope, Submitted
 
-#: How much of a refused body is still taken, and for how long, seconds.
-DISCARD_BYTES = 4_194_304
-DISCARD_S = 1.0
 #: Jobs of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 #: How many pages of all jobs are looked at for one of those that a filter lets through.
@@ -27,7 +25,6 @@ PAGES_LOOKED_AT = 10
 
 router = APIRouter(tags=["jobs"])
 
-_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 JobId = Annotated[str, Path(description="A job's id.", min_length=1, max_length=256)]
@@ -94,7 +91,7 @@ async def submit(request: Request) -> Response:
     """Put a job on its model's queue. Answered only after the broker has accepted it."""
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.SUBMIT)
-    body = await _body(request, shared.settings.api.max_payload_bytes)
+    body = await body_of(request, shared.settings.api.max_payload_bytes)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body)
     return await _submit(request, shared, job)
 
@@ -116,7 +113,7 @@ async def put(request: Request, job_id: JobId) -> Response:
     if not _UUID.fullmatch(job_id):
         wrong = {"field": "job_id", "message": "an id is a UUID in lower case"}
         raise Problem(kinds.INVALID_REQUEST, f"job_id: {wrong['message']}, not {job_id!r}", {"errors": [wrong]})
-    body = await _body(request, shared.settings.api.max_payload_bytes)
+    body = await body_of(request, shared.settings.api.max_payload_bytes)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
     return await _submit(request, shared, job)
 
@@ -243,53 +240,3 @@ def _position(cursor: str) -> tuple[int, str]:
             return int(moment), job_id
     wrong = {"field": "cursor", "message": "this is no `next_cursor` of a page"}
     raise Problem(kinds.INVALID_REQUEST, "cursor: this is no `next_cursor` of a page", {"errors": [wrong]})
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The request's body. Refused before it is read whole when it is over `limit` bytes."""
-    headers = request.headers
-    content_type = headers.get("content-type", "")
-    if content_type != "application/json" and not _JSON.match(content_type):
-        # Forms and plain text are what a browser sends to any address without asking.
-        raise Problem(
-            kinds.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
-        )
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        await _discard(request)
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            await _discard(request)
-            raise _too_large(limit)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
-
-
-async def _discard(request: Request) -> None:
-    """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer."""
-    size = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
-            while size < DISCARD_BYTES:
-                message = await request.receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
-
-
-def _too_large(limit: int) -> Problem:
-    # What is still to come of the body is not read, so the connection cannot be used again.
-    return Problem(
-        kinds.PAYLOAD_TOO_LARGE,
-        f"a request may have {limit} bytes (api.max_payload_bytes): send fewer rows at a time",
-        headers={"connection": "close"},
-    )

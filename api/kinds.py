@@ -67,9 +67,16 @@ METHOD_NOT_ALLOWED = Kind(
 )
 JOB_ENDED = Kind(409, "job-ended", "The job has ended", "Nothing: it cannot be cancelled any more.")
 ID_TAKEN = Kind(409, "id-taken", "The id is another job's", "Choose a new UUID, or send the very same payload again.")
+REQUEST_TIMEOUT = Kind(
+    408,
+    "request-timeout",
+    "The request did not come in time",
+    "Send it at once, and on a new connection; `detail` names the limit.",
+)
 PAYLOAD_TOO_LARGE = Kind(
     413, "payload-too-large", "The body is too large", "Send fewer rows at a time, or raise `api.max_payload_bytes`."
 )
+TARGET_TOO_LONG = Kind(414, "target-too-long", "The request's target is too long", "Send a shorter path and query.")
 MEDIA_TYPE_REFUSED = Kind(415, "unsupported-media-type", "Only JSON is taken", "Send `Content-Type: application/json`.")
 MISDIRECTED = Kind(
     421,
@@ -97,6 +104,18 @@ TOO_MANY_OPEN = Kind(
 )
 INTERNAL = Kind(
     500, "internal", "The server failed", "Tell whoever runs it the `request_id`: the log says under it what happened."
+)
+HEAD_TOO_LARGE = Kind(
+    431,
+    "head-too-large",
+    "The request's head is too large",
+    "Send fewer and shorter headers; `detail` names the bounds.",
+)
+TOO_MANY_CONNECTIONS = Kind(
+    503,
+    "too-many-connections",
+    "The server has too many connections",
+    "Keep connections open and use them again, or raise `api.max_connections` or `api.workers`.",
 )
 NOT_READY = Kind(503, "not-ready", "The service is not ready", "Wait: `detail` says for which models.")
 MODEL_FAILED = Kind(

@@ -23,6 +23,10 @@ from broker import Rate, RateState
 from broker.errors import BrokerError, BrokerUnavailable, QueueFull, TooFast, TooManyOpen
 
 MEDIA_TYPE = "application/problem+json"
+#: Of a request with many errors so many are told, and of a name that the caller made up so many characters: an answer
+#: that grew with the request would cost more than the request.
+MAX_LISTED = 32
+MAX_NAME = 128
 #: Those that carry `Retry-After`.
 _PASSING = (BrokerUnavailable, QueueFull, TooFast, TooManyOpen)
 
@@ -101,10 +105,14 @@ def of_validation(error: ValidationError, *above: str) -> Problem:
 
 def invalid(errors: Sequence[Mapping[str, object]]) -> Problem:
     """A request that failed validation; `errors` as pydantic lists them, the values themselves left out."""
-    listed = [{"field": ".".join(str(part) for part in _parts(error)), "message": _message(error)} for error in errors]
-    detail = "; ".join(
-        f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in listed
-    )
+    listed = [
+        {"field": ".".join(str(part)[:MAX_NAME] for part in _parts(error)), "message": _message(error)}
+        for error in errors[:MAX_LISTED]
+    ]
+    told = [f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in listed]
+    if len(errors) > MAX_LISTED:
+        told.append(f"and {len(errors) - MAX_LISTED} more")
+    detail = "; ".join(told)
     return Problem(INVALID_REQUEST, detail, {"errors": listed})
 
 
@@ -116,7 +124,7 @@ def _parts(error: Mapping[str, object]) -> Sequence[object]:
 
 def _message(error: Mapping[str, object]) -> str:
     if error["type"] == "extra_forbidden":
-        near = get_close_matches(str(_parts(error)[-1]), JobRequest.model_fields, n=1)
+        near = get_close_matches(str(_parts(error)[-1])[:MAX_NAME], JobRequest.model_fields, n=1)
         return f"there is no such field; did you mean `{near[0]}`?" if near else "there is no such field"
     return str(error["msg"]).removeprefix("Value error, ")
 

@@ -33,24 +33,35 @@ SEPARATOR = b"\n"
 
 
 class Waiter:
-    """One wait for one job."""
+    """One wait for one job. Thousands may wait at once, so it is little more than a future."""
 
-    __slots__ = ("_woken",)
+    __slots__ = ("_future", "_woken")
 
     def __init__(self) -> None:
-        self._woken = asyncio.Event()
+        self._woken = False
+        self._future: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        self._woken.set()
+        self._woken = True
+        self._end()
 
     async def wait(self, timeout_s: float) -> bool:
         """True when woken, False after the timeout. May be called again."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._woken.wait()
-        woken = self._woken.is_set()
-        self._woken.clear()
+        if not self._woken:
+            loop = asyncio.get_running_loop()
+            self._future = loop.create_future()
+            timer = loop.call_later(timeout_s, self._end)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        woken, self._woken = self._woken, False
         return woken
+
+    def _end(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
 
 
 class ResultListener:

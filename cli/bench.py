@@ -71,10 +71,16 @@ def depth_command(quick: Quick = False, json: Json = None) -> None:
     _run(["depth"], quick, json)
 
 
+@app.command("waiters")
+def waiters_command(quick: Quick = False, json: Json = None) -> None:
+    """Memory and processor time of an API process that ten thousand callers wait at."""
+    _run(["waiters"], quick, json)
+
+
 @app.command("all")
 def all_command(quick: Quick = False, json: Json = None) -> None:
     """All of them, one after the other."""
-    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth"], quick, json)
+    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth", "waiters"], quick, json)
 
 
 def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,litserve") -> None:
@@ -96,7 +102,7 @@ def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,l
 
 def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
     # Every process of the service passes through this package, and needs none of these.
-    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit
+    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit, waiters
 
     return {
         "drain": drain.run,
@@ -106,4 +112,5 @@ def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
         "efficiency": efficiency.run,
         "policy": policy.run,
         "depth": depth.run,
+        "waiters": waiters.run,
     }

@@ -80,7 +80,17 @@ class BrokerSettings(_Section):
 class ApiSettings(_Section):
     host: str = "127.0.0.1"
     port: Port = 8000
+    #: Processes that serve HTTP, on one port.
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
     max_payload_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
+    #: Of one process; further ones are told to come again.
+    max_connections: Annotated[int, Field(ge=1)] = 20_000
+    #: How long a caller may take to send a request's head.
+    head_timeout_s: Seconds = 10.0
+    #: How long a caller may pause within a body; a body of less than a KiB a second is cut off, too.
+    body_timeout_s: Seconds = 10.0
+    #: How long a caller may take nothing of an answer that is sent to it.
+    send_timeout_s: Seconds = 30.0
     #: How long results are kept.
     result_ttl_s: Annotated[int, Field(ge=1)] = 86_400
     #: Whether /docs and /openapi.json are there; they tell what the service can do, and ask for no key.

@@ -273,11 +273,20 @@ class ApiMetrics:
             ("queue",),
             registry=registry,
         )
+        self._refused = Counter(
+            "sheaf_http_refused",
+            "Connections closed before there was a request to answer, by the problem that they were told.",
+            ("type",),
+            registry=registry,
+        )
         self._waiters = Gauge("sheaf_waiters", "Requests that wait for a result now.", registry=registry)
 
     def requests_done(self, method: str, route: str, status: int, seconds: Sequence[float]) -> None:
         self._requests.labels(method, route, str(status)).inc(len(seconds))
         self._seconds.add((method, route), seconds)
+
+    def connection_refused(self, kind: str) -> None:
+        self._refused.labels(kind).inc()
 
     def set_queue_depth(self, queue: str, priority: int, depth: int) -> None:
         self._depth.labels(queue, str(priority)).set(depth)

@@ -1,0 +1,263 @@
+"""One connection, before there is a request: what a caller may send, how much of it, and in what time.
+
+uvicorn's protocol parses and answers; it bounds neither the head of a request nor the time in which it comes, and what
+it refuses it refuses in plain text. Invariants: a caller that owes something is gone when its time is over, what is
+held for one connection is bounded, and nobody is answered twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+from httptools import HttpParserCallbackError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api import kinds, problems
+from api.body import DISCARD_BYTES
+from api.kinds import Kind
+from api.problems import Problem
+
+log = logging.getLogger(__name__)
+
+#: Of a request's head, without its target.
+MAX_HEAD_BYTES = 65_536
+MAX_HEADERS = 100
+MAX_TARGET_BYTES = 8_192
+#: Requests that wait on a connection for the answers of those before them.
+MAX_PIPELINED = 32
+#: Bytes a second that a body must have on average, beyond the first `body_timeout_s`.
+MIN_BODY_RATE = 1024
+#: Seconds for which a refused caller may still send: closed at once, it might never see the answer.
+LINGER_S = 1.0
+#: So many connections beyond the limit are told so; any further ones are closed without a word.
+MAX_TURNED_AWAY = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What all connections of a process share. Times are seconds."""
+
+    max_connections: int
+    head_timeout_s: float
+    body_timeout_s: float
+    send_timeout_s: float
+    max_body_bytes: int
+
+
+class Connection(HttpToolsProtocol):
+    """Made by uvicorn, one a connection; `check` must be called every second or so."""
+
+    def __init__(self, bounds: Bounds, refused: Callable[[Kind], None], **given: Any) -> None:
+        super().__init__(**given)
+        self._bounds = bounds
+        self._refused = refused
+        #: Why the parser was stopped.
+        self._fault: Problem | None = None
+        #: The request that is being answered, or was last; `cycle` is the last that came.
+        self._running: RequestResponseCycle | None = None
+        #: Since when the caller has owed the rest of a message; None when it owes nothing.
+        self._owed_since: float | None = None
+        self._heard_at: float | None = None
+        self._in_body = False
+        #: Of the message that is under way: bytes that came, and those of them that were content.
+        self._came = 0
+        self._content = 0
+        self._headers_bytes = 0
+        self._unsent = 0
+        self._unread_since = 0.0
+        self._close_at: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._owed_since = self.loop.time()
+        beyond = len(self.connections) - self._bounds.max_connections
+        if beyond > MAX_TURNED_AWAY:
+            self._refused(kinds.TOO_MANY_CONNECTIONS)
+            self.transport.abort()
+        elif beyond > 0:
+            self._refuse(
+                Problem(
+                    kinds.TOO_MANY_CONNECTIONS,
+                    f"this process serves {self._bounds.max_connections} at once (api.max_connections): use fewer",
+                    headers={"retry-after": "1"},
+                )
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_request()
+        super().connection_lost(exc)
+
+    def _forget_request(self) -> None:
+        """Whoever answers it learns that the caller is gone; uvicorn tells only the last of several."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._close_at is not None:
+            return
+        self._heard_at = self.loop.time()
+        if self._owed_since is None:
+            self._owed_since = self._heard_at
+        self._came += len(data)
+        super().data_received(data)
+        if self._owed_since is not None and not self.transport.is_closing() and (fault := self._excess()):
+            self._refuse(fault)
+
+    def _excess(self) -> Problem | None:
+        """What is wrong with the size of a message that is under way."""
+        if not self._in_body:
+            return _head_too_large() if self._came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
+        if self._content > self._bounds.max_body_bytes + DISCARD_BYTES:
+            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._bounds.max_body_bytes} bytes")
+        if self._came - self._content > MAX_HEAD_BYTES + self._content:
+            return Problem(kinds.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
+        return None
+
+    # Called by the parser, inside of `data_received`; what is raised here stops it, and leads to `send_400_response`.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
+        self._turn(self._heard_at, in_body=False)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            self._stop(kinds.TARGET_TOO_LONG, f"a request's target may have {MAX_TARGET_BYTES} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            # A trailer: who has checked the headers would not know of it.
+            return
+        self._headers_bytes += len(name) + len(value)
+        if self._headers_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            raise self._stopped(_head_too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            # The parser would take the body for another protocol's, and what follows it for the next request.
+            self._stop(kinds.BAD_REQUEST, "this server speaks HTTP/1.1 only: send it without `Upgrade`")
+        super().on_headers_complete()
+        if upgrade:
+            self.cycle.keep_alive = False
+        self._turn(self._heard_at, in_body=True)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        self._content += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._turn(None, in_body=False)
+        super().on_message_complete()
+
+    def _turn(self, owed_since: float | None, *, in_body: bool) -> None:
+        """The next part of a message begins, or the message has ended."""
+        self._owed_since = owed_since
+        self._in_body = in_body
+        self._came = self._content = self._headers_bytes = 0
+
+    def _stop(self, kind: Kind, detail: str) -> NoReturn:
+        raise self._stopped(Problem(kind, detail))
+
+    def _stopped(self, fault: Problem) -> Problem:
+        self._fault = fault
+        return fault
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn when the parser has refused what came, or was stopped."""
+        error = sys.exception()
+        # Anything else that fails in a callback is uvicorn reading the target.
+        cause = "its target cannot be read" if isinstance(error, HttpParserCallbackError) else str(error or msg)
+        self._refuse(self._fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
+
+    def check(self, now: float) -> None:
+        """Cut off a caller whose time is over. `now` is the loop's time."""
+        unsent = self.transport.get_write_buffer_size()
+        if self._close_at is not None:
+            if now >= self._close_at:
+                self.transport.abort()
+        elif unsent:
+            if not self._unsent or unsent < self._unsent:
+                self._unread_since = now
+            elif now - self._unread_since > self._bounds.send_timeout_s:
+                self._refused(kinds.REQUEST_TIMEOUT)
+                self.transport.abort()
+        elif self._owed_since is not None:
+            self._check_debt(now, self._owed_since)
+        self._unsent = unsent
+
+    def _check_debt(self, now: float, since: float) -> None:
+        heard_at = self._heard_at
+        if heard_at is None:
+            if now - since > self._bounds.head_timeout_s:
+                self.transport.close()
+        elif self.flow.read_paused:
+            # It is we who do not take it.
+            self._owed_since = self._heard_at = now
+        elif not self._in_body:
+            if now - since > self._bounds.head_timeout_s:
+                self._refuse(_late("head", "api.head_timeout_s", self._bounds.head_timeout_s))
+        elif max(now - heard_at, now - since - self._content / MIN_BODY_RATE) > self._bounds.body_timeout_s:
+            self._refuse(_late("body", "api.body_timeout_s", self._bounds.body_timeout_s))
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when the server stops: it waits for answers, and not for what callers have yet to send."""
+        if self._owed_since is not None and self._in_body:
+            self._refuse(Problem(kinds.NOT_READY, "the server is stopping"))
+        if self._close_at is not None:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def _refuse(self, fault: Problem) -> None:
+        """Answer with this where the caller can tell what it answers; take nothing more, and close."""
+        self._refused(fault.kind)
+        log.debug("A connection was refused.", extra={"kind": fault.kind.slug, "client": self.client})
+        running = self._running
+        answerable = (
+            running is None
+            or running.response_complete
+            or (self._in_body and running is self.cycle and not running.response_started)
+        )
+        self._forget_request()
+        if not answerable:
+            self.transport.abort()
+            return
+        self.transport.write(_written(fault, self.server_state.default_headers))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._close_at = self.loop.time() + LINGER_S
+
+
+def _head_too_large() -> Problem:
+    return Problem(
+        kinds.HEAD_TOO_LARGE, f"a request may have {MAX_HEADERS} header fields, of {MAX_HEAD_BYTES} bytes together"
+    )
+
+
+def _late(part: str, key: str, limit_s: float) -> Problem:
+    return Problem(kinds.REQUEST_TIMEOUT, f"the {part} of the request did not come within {limit_s:g} s ({key})")
+
+
+def _written(fault: Problem, defaults: list[tuple[bytes, bytes]]) -> bytes:
+    request_id = f"{random.getrandbits(128):032x}"
+    answer = problems.response(fault, request_id)
+    headers = [*defaults, *answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    lines = [f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}".encode()]
+    return b"\r\n".join([*lines, *(name + b": " + value for name, value in headers), b"", bytes(answer.body)])
