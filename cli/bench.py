@@ -77,10 +77,16 @@ def waiters_command(quick: Quick = False, json: Json = None) -> None:
     _run(["waiters"], quick, json)
 
 
+@app.command("webhooks")
+def webhooks_command(quick: Quick = False, json: Json = None) -> None:
+    """Jobs per second whose webhook's receiver is down, and whose answers, beside jobs without a webhook."""
+    _run(["webhooks"], quick, json)
+
+
 @app.command("all")
 def all_command(quick: Quick = False, json: Json = None) -> None:
     """All of them, one after the other."""
-    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth", "waiters"], quick, json)
+    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth", "waiters", "webhooks"], quick, json)
 
 
 def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,litserve") -> None:
@@ -102,7 +108,7 @@ def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,l
 
 def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
     # Every process of the service passes through this package, and needs none of these.
-    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit, waiters
+    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit, waiters, webhooks
 
     return {
         "drain": drain.run,
@@ -113,4 +119,5 @@ def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
         "policy": policy.run,
         "depth": depth.run,
         "waiters": waiters.run,
+        "webhooks": webhooks.run,
     }

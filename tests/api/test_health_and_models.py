@@ -13,6 +13,7 @@ ROUTES = {
     "/v1/jobs",
     "/v1/jobs/{job_id}",
     "/v1/jobs/{job_id}/cancel",
+    "/v1/jobs/{job_id}/deliveries",
     "/v1/jobs/{job_id}/events",
     "/v1/models",
     "/v1/models/{name}",

@@ -396,7 +396,8 @@ def test_what_openapi_promises_is_what_is_answered(client: httpx.Client) -> None
     schema = {**answers["200"]["content"]["application/json"]["schema"], "components": document["components"]}
     jsonschema.validate(submit(client, {"model": "echo", "input": 1}, Prefer="wait=5").json(), schema)
     body = document["components"]["schemas"]["JobRequest"]
-    assert body["properties"].keys() == {"model", "input", "inputs", "priority", "timeout_s", "metadata"}
+    expected = {"model", "input", "inputs", "priority", "timeout_s", "metadata", "webhook"}
+    assert body["properties"].keys() == expected
 
 
 def test_a_broker_that_is_away_is_a_503_and_nothing_else_breaks(api: RunningApi, client: httpx.Client) -> None:
