@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Self, cast
 
@@ -70,7 +70,7 @@ class Delivery:
         return self.notification.id
 
     def encode(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:

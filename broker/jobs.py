@@ -6,7 +6,7 @@ by who needs it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Self
 
@@ -59,9 +59,6 @@ class Webhook:
     owner: str = ""
     #: Of the submit; found again in the log lines of the calls.
     request_id: str | None = None
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
 
     @classmethod
     def of_json(cls, value: object) -> Self | None:

@@ -75,7 +75,7 @@ def encode(job: NewJob) -> bytes:
             "request_id": job.request_id,
             "owner": job.owner,
             "counted_by": job.counted_by,
-            **({} if job.webhook is None else {"webhook": job.webhook.as_json()}),
+            **({} if job.webhook is None else {"webhook": job.webhook}),
         },
     )
 

@@ -123,7 +123,7 @@ def encode_record(job: NewJob) -> bytes:
             "owner": job.owner,
             "counted_by": job.counted_by,
             "fingerprint": job.fingerprint if job.chosen_id else "",
-            **({} if job.webhook is None else {"webhook": job.webhook.as_json()}),
+            **({} if job.webhook is None else {"webhook": job.webhook}),
         }
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self, cast
 
 import orjson
@@ -29,7 +29,7 @@ class Secrets:
         return (self.current, self.previous)
 
     def encode(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:

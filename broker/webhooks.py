@@ -7,7 +7,7 @@ stored job when it is sent first, so that a webhook costs the job's way next to 
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 import orjson
@@ -54,7 +54,7 @@ class Notification:
         return cls(event, job_id, model, webhook.url, webhook.owner, webhook.request_id, at)
 
     def encode(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:

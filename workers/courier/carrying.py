@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from broker import BadMessage, Broker, BrokerUnavailable, JobState, Lease, Settlement
@@ -64,6 +65,28 @@ class Carrier:
         self._schedule: Together[tuple[bytes, float], None] = Together(TOGETHER, self._schedule_all)
         #: Leases whose webhooks are being called.
         self.calling: set[bytes] = set()
+
+    async def to_carry(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Those of these leases that are to be carried. What its host has no turn for now is put off, all together."""
+        begun, put_off = [], []
+        now = time.time()
+        for lease in leases:
+            seconds = self._put_off_s(lease, now)
+            if seconds is None:
+                begun.append(lease)
+            else:
+                put_off.append((lease.tag, now + seconds))
+        if put_off:
+            await self.ask(lambda: self._broker.schedule(WEBHOOKS, put_off))
+        return begun
+
+    def _put_off_s(self, lease: Lease, now: float) -> float | None:
+        """None for what is to be looked at more closely, too."""
+        with suppress(BadMessage):
+            told = Notification.decode(lease.message)
+            if now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
+                return self._hosts.put_off_s(_host(told.url))
+        return None
 
     async def carry(self, caller: Caller, lease: Lease) -> None:
         """See one leased message through. Raises nothing; what could not be ended stays held for this session."""

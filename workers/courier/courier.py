@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Longest sleep on an empty queue, seconds. Messages that other couriers give back wake nobody, so it looks.
 IDLE_LOOK_S = 1.0
+#: Least time between two leases that empty the queue, seconds.
+BREATH_S = 0.01
 #: How long the waiter blocks on the queue, and so holds up a stop at most, seconds.
 WAIT_S = 0.5
 #: Seconds between looks for expired leases of other couriers, and for what is due.
@@ -128,6 +130,8 @@ class Courier:
                 self._wake.clear()
                 try:
                     if not await self._lease(caller):
+                        # What comes in a stream is taken together; what comes alone, at once.
+                        await asyncio.sleep(BREATH_S)
                         await self._sleep(IDLE_LOOK_S)
                     backoff.reset()
                 except BrokerUnavailable as error:
@@ -136,7 +140,7 @@ class Courier:
             await self._finish()
 
     async def _lease(self, caller: Caller) -> bool:
-        """Take what there is room for, and begin it; False when there is nothing to do now."""
+        """Take what there is room for, and begin it; False when nothing more can be taken now."""
         most = self._settings.max_in_flight
         room = min(TOGETHER, most - len(self._held))
         # Small change is not worth a round trip.
@@ -145,12 +149,13 @@ class Courier:
             return False
         rooms = [room] + [0] * (len(PRIORITY_STEPS) - 1)
         leased = await self._carrier.ask(lambda: self._broker.lease(WEBHOOKS, rooms, together=True))
-        for lease in leased.leases:
+        for lease in await self._carrier.to_carry(leased.leases):
             self._held[lease.tag] = asyncio.create_task(self._carry(caller, lease))
         self._metrics.set_in_flight(len(self._held))
         if not leased.waiting[0]:
             self._empty.set()
-        return bool(leased.leases)
+            return False
+        return True
 
     async def _carry(self, caller: Caller, lease: Lease) -> None:
         try:

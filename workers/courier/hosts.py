@@ -104,15 +104,18 @@ class Host:
             extra = {"host": self._name, "failures": self._failures, "open_s": self._open_s, "error": answer.error}
             log.warning("A host fails, and is left alone for a while.", extra=extra)
 
+    def put_off_s(self) -> float | None:
+        """For how long one more is to be put off; None when it may come."""
+        if self.is_open:
+            return self._until_probe_s() if self._probing or time.monotonic() < self._open_until else None
+        return self._until_turn_s() if self._present >= self._turns * (1 + WAITING_PER_TURN) else None
+
     def _enter(self) -> bool:
         """Counts one more that is here; True for a probe. Raises `PutOff`."""
-        probe = self.is_open
-        if probe:
-            if self._probing or time.monotonic() < self._open_until:
-                raise PutOff(self._until_probe_s())
-            self._probing = True
-        elif self._present >= self._turns * (1 + WAITING_PER_TURN):
-            raise PutOff(self._until_turn_s())
+        seconds = self.put_off_s()
+        if seconds is not None:
+            raise PutOff(seconds)
+        probe = self._probing = self.is_open
         self._present += 1
         return probe
 
@@ -142,6 +145,11 @@ class Hosts:
                 self._hosts = {known: host for known, host in self._hosts.items() if host.is_used}
             host = self._hosts[name] = self._make(name)
         return host
+
+    def put_off_s(self, name: str) -> float | None:
+        """For how long one more delivery to this host is to be put off; None when it may come."""
+        host = self._hosts.get(name)
+        return None if host is None else host.put_off_s()
 
     def forget_idle(self, name: str) -> None:
         if name in self._hosts and self._hosts[name].is_idle:
