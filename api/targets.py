@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from webhooks import Policy
 
@@ -29,12 +30,14 @@ class TargetCheck:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        # Callers name the same few addresses with each of their jobs.
+        self._target = lru_cache(MAX_NAMES)(policy.target)
         self._lookups: dict[str, tuple[float, _Lookup]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "lookup")
 
     async def check(self, url: str) -> None:
         """Raises `webhooks.Refused`."""
-        target = self._policy.target(url)
+        target = self._target(url)
         if target.trusted or target.address is not None:
             return
         for address in await self._addresses(target.host):
