@@ -304,7 +304,7 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(api: RunningApi
 
     def chunks() -> object:
         nonlocal sent
-        for _ in range(10_000):
+        for _ in range(1_000_000):
             sent += 1
             yield b"x" * 1024
 
@@ -315,11 +315,11 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(api: RunningApi
                 content=chunks(),  # type: ignore[arg-type]  # a generator of bytes
                 headers={"content-type": "application/json"},
             ).status_code
-        except httpx.WriteError:
+        except (httpx.WriteError, httpx.ReadError):
             # The server answered and closed while we were still sending.
             status = 413
     assert status == 413
-    assert sent < 10_000
+    assert sent < 1_000_000
 
 
 def test_the_request_id_goes_through_to_the_workers_log(api: RunningApi, client: httpx.Client) -> None:
