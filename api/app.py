@@ -15,7 +15,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from api import binding, deliveries, events, health, jobs, kinds, models, openapi, problems
+from api import (
+    binding,
+    deliveries,
+    embeddings,
+    events,
+    health,
+    jobs,
+    kinds,
+    models,
+    open_inference,
+    openapi,
+    problems,
+)
 from api.auth import Gate
 from api.envelope import Envelope
 from api.problems import Problem
@@ -67,7 +79,7 @@ def create_app(settings: Settings) -> Envelope:
     )
     # A page has one address: few clients follow a redirect with their body.
     app.router.redirect_slashes = False
-    for part in (jobs, events, deliveries, models, health):
+    for part in (jobs, events, deliveries, models, embeddings, open_inference, health):
         app.include_router(part.router)
     if settings.api.docs:
         app.add_route("/", _to_docs, include_in_schema=False)

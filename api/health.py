@@ -46,6 +46,11 @@ async def readyz(request: Request) -> Response:
     A model that could not be loaded anywhere does not hold the others back: it is listed as `failed`. Models are named
     to nobody without a key, where keys are in force.
     """
+    return Response(orjson.dumps(await readiness(request)), media_type="application/json")
+
+
+async def readiness(request: Request) -> dict[str, object]:
+    """What `/readyz` answers. Raises `Problem` or `BrokerUnavailable` while jobs cannot be served."""
     shared = state.of(request)
     if shared.envelope.stopping.is_set():
         raise Problem(kinds.NOT_READY, "the server is stopping")
@@ -60,11 +65,11 @@ async def readyz(request: Request) -> Response:
     if not await _may_know(request, shared):
         if not ready:
             raise Problem(kinds.NOT_READY, "not all models are served")
-        return Response(orjson.dumps({"status": "ready", "models": {}}), media_type="application/json")
+        return {"status": "ready", "models": {}}
     if not ready:
         waiting = ", ".join(f"{name} is {found}" for name, found in models.items() if found != "ready")
         raise Problem(kinds.NOT_READY, f"not all models are served: {waiting}", {"models": models})
-    return Response(orjson.dumps({"status": "ready", "models": models}), media_type="application/json")
+    return {"status": "ready", "models": models}
 
 
 async def _may_know(request: Request, shared: state.ApiState) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 import uuid
+from contextlib import suppress
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from api import kinds, problems, state, tasks
 from api.auth import Caller
 from api.problems import Problem
 from api.schemas import PRIORITIES, JobRequest, WebhookRequest
-from broker import BrokerUnavailable, JobState, NewJob, Submitted, Waiter, Webhook, queue_name
+from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
 from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
@@ -24,6 +25,8 @@ RETRY_FAILED_MODEL_S = 60
 #: Of a body; far more than there are.
 MAX_FIELDS = 64
 
+#: The type of a row's error that is the caller's fault.
+INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -137,6 +140,35 @@ async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s
         if found is None or found.ended:
             return found
         return await _wait(request, shared, job_id, wait_s, waiter, found.expires_at) or found
+
+
+async def answered(request: Request, shared: state.ApiState, job: NewJob) -> JobState:
+    """Submit a job and wait for its result, for callers who get no other look at it. Raises `Problem` for all else.
+
+    A job whose caller has gone, or that takes longer than `api.max_wait_s`, is cancelled: nobody would read its result.
+    """
+    wait_s = shared.settings.api.max_wait_s
+    submitted, ended = await submit(request, shared, job, wait_s)
+    if ended is None:
+        if not submitted.repeated:
+            with suppress(JobEnded):
+                await shared.broker.cancel(submitted.id)
+        ended = await shared.broker.fetch(submitted.id)
+    if ended is None or ended.status is JobStatus.CANCELLED or not ended.ended:
+        if shared.envelope.stopping.is_set():
+            raise Problem(kinds.NOT_READY, "the server is stopping: send it again")
+        raise Problem(kinds.NOT_IN_TIME, f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled")
+    if ended.error is not None:
+        raise failed(ended.error.type, ended.error.message, "input")
+    return ended
+
+
+def failed(error_type: str, message: str, path: str) -> Problem:
+    """What the failure of a row, or of a whole job, is to a caller who waits for nothing but its result."""
+    if error_type == INVALID_INPUT:
+        wrong = {"field": path, "message": message}
+        return Problem(kinds.INVALID_REQUEST, f"{path}: {message}", {"errors": [wrong]})
+    return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
 
 
 def preferred_wait(request: Request, limit_s: float) -> float | None:

@@ -117,6 +117,15 @@ TOO_MANY_CONNECTIONS = Kind(
     "The server has too many connections",
     "Keep connections open and use them again, or raise `api.max_connections` or `api.workers`.",
 )
+JOB_FAILED = Kind(
+    500, "job-failed", "The model could not answer", "See `detail`; the log says more under the `request_id`."
+)
+NOT_IN_TIME = Kind(
+    504,
+    "not-in-time",
+    "The answer was not there in time",
+    "Send fewer texts at a time, or submit a job to `/v1/jobs`, which is kept.",
+)
 NOT_READY = Kind(503, "not-ready", "The service is not ready", "Wait: `detail` says for which models.")
 MODEL_FAILED = Kind(
     503, "model-failed", "The model could not be loaded", "Tell whoever runs it: `detail` says why it did not load."

@@ -22,7 +22,9 @@ async def list_all(request: Request) -> Response:
     shared = state.of(request)
     await shared.gate.caller(request, Scope.READ)
     announced = await shared.announced()
-    models = [_view(name, model, announced.get(name, [])) for name, model in shared.settings.models.items()]
+    models = [
+        _view(name, model, announced.get(name, []), shared.started_at) for name, model in shared.settings.models.items()
+    ]
     return _json({"object": "list", "data": models})
 
 
@@ -36,15 +38,18 @@ async def read(request: Request, name: str) -> Response:
     """One model, with its state over all workers."""
     shared = state.of(request)
     await shared.gate.caller(request, Scope.READ)
-    return _json(_view(name, shared.model(name), (await shared.announced()).get(name, [])))
+    return _json(_view(name, shared.model(name), (await shared.announced()).get(name, []), shared.started_at))
 
 
-def _view(name: str, model: ModelSettings, infos: list[ModelInfo]) -> dict[str, object]:
+def _view(name: str, model: ModelSettings, infos: list[ModelInfo], created: int) -> dict[str, object]:
     overall = state.model_state(infos)
     told = next((info for info in infos if info.state == overall), None)
     return {
+        "id": name,
         "name": name,
         "object": "model",
+        "created": created,
+        "owned_by": "sheaf",
         "version": told.version if told else model.version,
         "task": model.task,
         "queue": queue_name(name),

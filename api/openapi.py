@@ -13,7 +13,7 @@ from api.problems import described
 from api.schemas import JobRequest, ProblemBody
 
 #: Pages that ask for no key.
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 #: What any page behind the gate may answer.
 _COMMON = described(kinds.UNAUTHENTICATED, kinds.FORBIDDEN, kinds.MISDIRECTED, kinds.INTERNAL, kinds.BROKER_UNAVAILABLE)
 _REFERENCE = "#/components/schemas/{model}"

@@ -96,6 +96,12 @@ class Timings(BaseModel):
     batch_size: int
 
 
+class Usage(BaseModel):
+    """Tokens of all rows together, as the model counts them (after truncation); rows for a handler that counts none."""
+
+    input_tokens: int
+
+
 class Progress(BaseModel):
     """Rows of a job."""
 
@@ -124,6 +130,7 @@ class Job(BaseModel):
     metadata: dict[str, Any]
     urls: Urls
     timings: Timings | None
+    usage: Usage | None = Field(description="Of a job that ran.")
 
 
 class ListedJob(BaseModel):
@@ -143,6 +150,7 @@ class ListedJob(BaseModel):
     metadata: dict[str, Any]
     urls: Urls
     timings: Timings | None
+    usage: Usage | None = Field(description="Of a job that ran.")
 
 
 class JobList(BaseModel):
@@ -181,10 +189,13 @@ class DeliveryList(BaseModel):
 
 
 class ModelView(BaseModel):
-    """One model of this service."""
+    """One model of this service; `id`, `object`, `created` and `owned_by` are what OpenAI's clients look for."""
 
+    id: str
     name: str
     object: Literal["model"]
+    created: int = Field(description="Unix seconds of this process' start.")
+    owned_by: Literal["sheaf"]
     version: str
     task: str | None
     queue: str = Field(description="The Celery queue that its jobs are sent to.")

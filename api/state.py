@@ -32,6 +32,8 @@ class ApiState:
     metrics: ApiMetrics
     envelope: Envelope
     targets: TargetCheck = field(init=False)
+    #: Unix seconds.
+    started_at: int = field(default_factory=lambda: int(time.time()))
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
     _announced_at: float = float("-inf")
     _look: asyncio.Future[None] | None = None

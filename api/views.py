@@ -51,6 +51,7 @@ def _tail(state: JobState) -> dict[str, object]:
         "metadata": orjson.Fragment(state.metadata),
         "urls": _urls(state.id),
         "timings": None if state.timings is None else orjson.Fragment(state.timings),
+        "usage": None if state.input_tokens is None else {"input_tokens": state.input_tokens},
     }
 
 

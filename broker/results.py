@@ -61,6 +61,8 @@ class RunFacts:
     started_at: float | None
     finished_at: float
     timings: Mapping[str, float | int] | None
+    #: Of all rows together, as the model counts; None for a job that did not run.
+    input_tokens: int | None = None
     #: Ids of the tasks that were called because of this one.
     children: Sequence[str] = ()
 
@@ -100,6 +102,7 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
             "started_at": facts.started_at,
             "finished_at": facts.finished_at,
             "timings": facts.timings,
+            "input_tokens": facts.input_tokens,
         },
     }
 
@@ -196,6 +199,7 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         error=None if status is JobStatus.SUCCEEDED else _failure(status, meta["result"]),
         metadata=orjson.dumps(known.get("metadata", {})),
         timings=None if timings is None else orjson.dumps(timings),
+        input_tokens=_whole(facts.get("input_tokens")),
         owner=None if record is None else known.get("owner", ""),
         counted_by=known.get("counted_by", ""),
         webhook=Webhook.of_json(known.get("webhook")),
@@ -211,6 +215,10 @@ def _failure(status: JobStatus, result: object) -> JobFailure:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _number(value: object) -> float | None:

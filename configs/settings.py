@@ -196,6 +196,8 @@ class ModelSettings(_Section):
     preferred_batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     #: Wait, within `max_wait_ms`, only while another row is likely to come soon enough to be worth it.
     adaptive_wait: bool = False
+    #: Lengths that an embedding may be cut to (`dimensions` of /v1/embeddings); only for models trained for it.
+    matryoshka_dimensions: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     max_length: Annotated[int, Field(ge=1)] | None = None
     over_length: Literal["truncate", "refuse"] = "truncate"
     warmup: bool = True

@@ -242,6 +242,7 @@ class Feeder:
                     job.rows_left -= 1
                 else:
                     job.tokens = max(job.tokens, row.tokens)
+                    job.tokens_in_all += row.tokens
                     rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, level, flow, deadline))
             job.rows_waiting = job.rows_left
             # The inputs are not needed any more, and may be large.

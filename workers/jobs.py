@@ -57,6 +57,8 @@ class Job:
     rest: deque[Any] = field(default_factory=deque)
     #: Longest row, tokens.
     tokens: int = 0
+    #: Of all rows together.
+    tokens_in_all: int = 0
     encode_s: float = 0.0
     started: float = 0.0
     started_at: float | None = None
@@ -258,6 +260,7 @@ def _facts(job: Job, served: Served, now: float, children: Sequence[str] = ()) -
         started_at=job.started_at,
         finished_at=now,
         timings=job.timings,
+        input_tokens=job.tokens_in_all if job.started_at is not None else None,
         children=children,
     )
 
