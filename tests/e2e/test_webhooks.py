@@ -129,7 +129,9 @@ def test_a_job_that_is_cancelled_is_told_of_once(running: Running) -> None:
 
 
 def test_a_job_that_expires_is_told_of(running: Running) -> None:
-    running.submit("/blocks-too", "slow", 0.4)
+    blocking = running.submit("/blocks-too", "slow", 1.0)
+    url = f"{running.base}/v1/jobs/{blocking}"
+    wait_until(lambda: httpx.get(url).json()["status"] == "running", description="the device is busy")
     job_id = running.submit("/expired", "slow", 0, timeout_s=0.1)
     told = running.call("/expired").content
     assert (told["type"], told["data"]["id"], told["data"]["error"]["type"]) == ("job.expired", job_id, "expired")
