@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from api.auth import Gate
@@ -17,6 +16,7 @@ from api.problems import Problem
 from broker import AsyncBroker, ModelInfo
 from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
+from telemetry.page import MetricsPage
 
 #: Seconds for which what workers announced is believed; they announce every other second.
 BELIEVED_S = 0.5
@@ -27,7 +27,7 @@ class ApiState:
     settings: Settings
     broker: AsyncBroker
     gate: Gate
-    registry: CollectorRegistry
+    page: MetricsPage
     metrics: ApiMetrics
     envelope: Envelope
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
