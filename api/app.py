@@ -36,6 +36,7 @@ from broker import AsyncBroker, BrokerError, queue_name
 from configs import Settings
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
+from telemetry.page import WRITE_EVERY_S, MetricsPage, Place
 
 DESCRIPTION = """
 Submit a job, then poll it, or wait for it with `Prefer: wait=N`. Each model has a queue on Redis; workers drain it in
@@ -46,10 +47,11 @@ batches. Errors are `application/problem+json` with a stable `type`.
 NO_PAGES: dict[str, Any] = {"docs_url": None, "openapi_url": None}
 
 
-def create_app(settings: Settings) -> Envelope:
-    """The ASGI application. It needs no broker until the first request."""
+def create_app(settings: Settings, place: Place | None = None) -> Envelope:
+    """The ASGI application. It needs no broker until the first request. `place` is for one of several processes."""
     registry = CollectorRegistry()
     metrics = ApiMetrics(registry)
+    page = MetricsPage(registry, place)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -66,11 +68,14 @@ def create_app(settings: Settings) -> Envelope:
         gate = Gate(
             broker, required=settings.auth.mode == "keys", open_without_keys=binding.is_loopback(settings.api.host)
         )
-        fresh = asyncio.create_task(gate.keep_fresh())
-        app.state.sheaf = ApiState(settings, broker, gate, registry, metrics, envelope)
+        metrics.count_waiters(lambda: broker.waiters)
+        tasks = [asyncio.create_task(gate.keep_fresh()), asyncio.create_task(_keep_written(page, envelope))]
+        app.state.sheaf = ApiState(settings, broker, gate, page, metrics, envelope)
         yield
-        fresh.cancel()
+        for task in tasks:
+            task.cancel()
         envelope.flush()
+        page.write()
         await broker.close()
 
     pages = {"docs_url": "/docs", "openapi_url": "/openapi.json"} if settings.api.docs else NO_PAGES
@@ -93,6 +98,13 @@ def create_app(settings: Settings) -> Envelope:
         app, metrics, LineWriter(settings.logging.format, service="api"), {("POST", "/v1/jobs"): jobs.submit}
     )
     return envelope
+
+
+async def _keep_written(page: MetricsPage, envelope: Envelope) -> None:
+    while True:
+        await asyncio.sleep(WRITE_EVERY_S)
+        envelope.flush()
+        page.write()
 
 
 class _App(FastAPI):

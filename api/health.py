@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import orjson
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -81,7 +81,7 @@ async def _may_know(request: Request, shared: state.ApiState) -> bool:
 
 @metrics_router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Of this process; queue depths are asked of the broker for each scrape."""
+    """Of all processes of the API; queue depths are asked of the broker for each scrape."""
     shared = state.of(request)
     if shared.settings.api.metrics == "keys":
         await shared.gate.caller(request, Scope.METRICS)
@@ -95,5 +95,4 @@ async def metrics(request: Request) -> Response:
         shared.metrics.forget_queues()
         log.warning("Queue depths are not known.", extra={"cause": str(error)})
     shared.envelope.flush()
-    shared.metrics.set_waiters(shared.broker.waiters)
-    return Response(generate_latest(shared.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(shared.page.text(), media_type=CONTENT_TYPE_LATEST)

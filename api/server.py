@@ -21,11 +21,14 @@ from api.envelope import Envelope
 from configs import Settings
 from configs.settings import ApiSettings
 from telemetry.logs import configure
+from telemetry.page import Place
 
 log = logging.getLogger(__name__)
 
 #: Seconds that requests under way get to end when the server stops; those that wait for a result answer at once.
 SHUTDOWN_GRACE_S = 10
+#: Connections that wait to be accepted.
+BACKLOG = 2048
 #: File descriptors for all that is no caller's connection: the broker, log, modules, and those who are turned away.
 RESERVED_FILES = 128 + MAX_TURNED_AWAY
 #: The server's clock ticks ten times a second; at every so many of them it looks for callers whose time is over.
@@ -52,17 +55,29 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings) -> None:
-    """Serve HTTP on `api.host` and `api.port` until SIGINT or SIGTERM."""
+    """Serve HTTP on `api.host` and `api.port`, in this process alone, until SIGINT or SIGTERM."""
+    with listen(settings) as listener:
+        host = listener.getsockname()[0]
+        serve(settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})}), listener)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The socket on which the API accepts: on loopback when no keys are in force that would keep strangers out."""
+    configure(settings.logging.level, settings.logging.format, service="api")
+    host = asyncio.run(binding.allowed_host(settings))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, settings.api.port), family=family, backlog=BACKLOG)
+
+
+def serve(settings: Settings, listener: socket.socket, place: Place | None = None) -> None:
+    """Serve HTTP on this socket until SIGINT or SIGTERM. Others may do so too, each with a `place` of its own."""
     configure(settings.logging.level, settings.logging.format, service="api")
     # What a caller did wrong is counted, and told to the caller; a line for each would be the caller's to fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    host = asyncio.run(binding.allowed_host(settings))
-    settings = settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})})
-    app = create_app(settings)
+    app = create_app(settings, place)
     config = uvicorn.Config(
         app,
-        host=settings.api.host,
-        port=settings.api.port,
+        backlog=BACKLOG,
         loop="uvloop",
         http=partial(Connection, _bounds(settings.api), app.refused),  # type: ignore[arg-type]  # called, not subclassed
         ws="none",
@@ -76,7 +91,7 @@ def run(settings: Settings) -> None:
     # The server hands the signal that stopped it on to whoever had it before.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
-    _Server(config, app).run()
+    _Server(config, app).run([listener])
 
 
 def _bounds(settings: ApiSettings) -> Bounds:

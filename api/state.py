@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from api.auth import Gate
@@ -18,6 +17,7 @@ from api.targets import TargetCheck
 from broker import AsyncBroker, ModelInfo
 from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
+from telemetry.page import MetricsPage
 
 #: Seconds for which what workers announced is believed; they announce every other second.
 BELIEVED_S = 0.5
@@ -28,7 +28,7 @@ class ApiState:
     settings: Settings
     broker: AsyncBroker
     gate: Gate
-    registry: CollectorRegistry
+    page: MetricsPage
     metrics: ApiMetrics
     envelope: Envelope
     targets: TargetCheck = field(init=False)

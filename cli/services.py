@@ -6,6 +6,8 @@ import os
 import secrets
 import signal
 import sys
+from pathlib import Path
+from socket import socket
 from typing import Annotated, NoReturn
 
 import typer
@@ -39,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(flower)
     app.command()(broker)
     app.command(hidden=True)(device)
+    app.command(hidden=True)(api_process)
 
 
 def up(devices: Devices = None) -> None:
@@ -53,16 +56,38 @@ def up(devices: Devices = None) -> None:
     supervision.run_everything(loaded.settings, chosen_devices(loaded.settings.workers.devices))
 
 
-def api() -> None:
+def api(
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Instead of api.workers: processes on one port.")
+    ] = None,
+) -> None:
     """Run the HTTP front only.
 
-    Submit with POST /v1/jobs, read with GET /v1/jobs/{id}; the pages under /docs list everything.
+    Submit with POST /v1/jobs, read with GET /v1/jobs/{id}; the pages under /docs list everything. Of several processes
+    one that dies is started again.
     """
+    if workers is not None:
+        os.environ["SHEAF_API__WORKERS"] = str(workers)
     settings = loaded_settings().settings
-    from api.server import run
+    from api import server
 
     check_ports({"api.port": (settings.api.host, settings.api.port)})
-    run(settings)
+    if settings.api.workers == 1:
+        server.run(settings)
+    else:
+        supervision.run_api(settings, server.listen(settings))
+
+
+def api_process(
+    listener: Annotated[int, typer.Option(help="The file descriptor of the socket to accept on.")],
+    folder: Annotated[Path, typer.Option(help="Where the processes share what they count.")],
+    number: Annotated[int, typer.Option(help="Which of them this is.")],
+) -> None:
+    """Run one of several processes of the HTTP front; `sheaf api` starts these."""
+    from api import server
+    from telemetry.page import Place
+
+    server.serve(loaded_settings().settings, socket(fileno=listener), Place(folder, number))
 
 
 def worker(devices: Devices = None) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import pwd
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -41,17 +42,22 @@ STOP_MARGIN_S = 15
 WORKER_NAMES = ("worker", "io")
 #: Start attempts in a row, each a second later than the one before it; more than any outage needs.
 START_RETRIES = 10_000
+#: supervisord closes the files below this number in its children; a socket that they are to inherit lies above.
+FIRST_INHERITED_FILE = 64
+#: In a program's arguments: which of its copies it is.
+NUMBER = "{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One supervised process. A lower `priority` starts earlier and stops later."""
+    """One supervised process, or several copies. A lower `priority` starts earlier and stops later."""
 
     name: str
     arguments: tuple[str, ...]
     priority: int
     stop_timeout_s: int = STOP_MARGIN_S
     environment: dict[str, str] = field(default_factory=dict)
+    copies: int = 1
 
 
 def run_everything(settings: Settings, devices: Sequence[Device]) -> None:
@@ -63,7 +69,8 @@ def run_everything(settings: Settings, devices: Sequence[Device]) -> None:
     }
     programs = _worker_programs(settings, devices)
     programs.append(Program("io", ("io",), 20, _worker_stop_timeout_s(settings)))
-    programs.append(Program("api", ("api",), 30))
+    # With several processes it supervises them itself.
+    programs.append(Program("api", ("api",), 30, 2 * STOP_MARGIN_S))
     if settings.broker.embedded:
         ports["broker.embedded_port"] = ("127.0.0.1", settings.broker.embedded_port)
         programs.append(Program("broker", ("broker",), 10))
@@ -80,6 +87,19 @@ def run_workers(settings: Settings, devices: Sequence[Device]) -> None:
     """Run one worker process per device until SIGINT or SIGTERM."""
     check_ports(_metrics_ports(settings, devices))
     _supervise(settings, _worker_programs(settings, devices), None)
+
+
+def run_api(settings: Settings, listener: socket.socket) -> None:
+    """Run `api.workers` processes that all accept on this socket until SIGINT or SIGTERM.
+
+    One that dies takes nobody else's connection along, not even those that wait to be accepted.
+    """
+    inherited = fcntl.fcntl(listener, fcntl.F_DUPFD, FIRST_INHERITED_FILE)
+    # What was decided when the socket was opened holds for them, too.
+    os.environ["SHEAF_API__HOST"] = listener.getsockname()[0]
+    with tempfile.TemporaryDirectory(prefix="sheaf-api-") as folder:
+        arguments = ("api-process", "--listener", str(inherited), "--folder", folder, "--number", NUMBER)
+        _supervise(settings, [Program("api", arguments, 30, copies=settings.api.workers)], None)
 
 
 def _worker_programs(settings: Settings, devices: Sequence[Device]) -> list[Program]:
@@ -169,6 +189,7 @@ def _configuration(programs: Sequence[Program], folder: str) -> RawConfigParser:
         "silent": "true",
         "logfile": os.devnull,
         "logfile_maxbytes": "0",
+        "minfds": str(FIRST_INHERITED_FILE),
         "pidfile": str(Path(folder, "supervisord.pid")),
         "childlogdir": folder,
         "directory": _escaped(os.getcwd()),
@@ -179,7 +200,9 @@ def _configuration(programs: Sequence[Program], folder: str) -> RawConfigParser:
     for program in programs:
         command = [sys.executable, "-m", "cli", *program.arguments]
         config[f"program:{program.name}"] = {
-            "command": _escaped(" ".join(_quoted(part) for part in command)),
+            "command": _escaped(" ".join(_quoted(part) for part in command)).replace(NUMBER, "%(process_num)d"),
+            "process_name": program.name if program.copies == 1 else f"{program.name}-%(process_num)d",
+            "numprocs": str(program.copies),
             "priority": str(program.priority),
             "environment": ",".join(f'{name}="{_escaped(value)}"' for name, value in program.environment.items()),
             "autorestart": "true",

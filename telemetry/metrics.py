@@ -7,7 +7,7 @@ when it was leased) and ends when its result was stored. A batch's three times a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
@@ -299,8 +299,9 @@ class ApiMetrics:
         self._depth.clear()
         self._dead_letters.clear()
 
-    def set_waiters(self, count: int) -> None:
-        self._waiters.set(count)
+    def count_waiters(self, count: Callable[[], int]) -> None:
+        """Ask this for their number whenever it is to be told."""
+        self._waiters.set_function(count)
 
 
 def serve(registry: CollectorRegistry, host: str, port: int) -> None:
