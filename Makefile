@@ -18,7 +18,7 @@ BENCH_PACKAGES := wrk fortunes
 PEER_LOCKS := benchmarks/peers/celery-batches.lock benchmarks/peers/servers.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format bench chaos lock clean
+.PHONY: help setup serve test lint format bench chaos openapi lock clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | column -t -s:
@@ -46,6 +46,9 @@ bench: $(VENV)/.dev $(VENV)/.peers $(VENV)/.load  ## Measure against peers, the 
 
 chaos: $(VENV)/.dev  ## Kill, freeze and cut everything while jobs come in, then account for each (MINUTES=10 SEED=1)
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED)
+
+openapi: $(VENV)/.dev  ## Write docs/openapi.json anew; a test holds it to the code
+	@$(SHEAF) openapi >docs/openapi.json
 
 lock: $(VENV)/.dev  ## Resolve the lock files anew from pyproject.toml; needs a CPU build of torch within pip's reach
 	@$(PIP_COMPILE) --upgrade --output-file requirements/runtime.lock pyproject.toml

@@ -100,6 +100,13 @@ def create_app(settings: Settings, place: Place | None = None) -> Envelope:
     return envelope
 
 
+def document(settings: Settings) -> dict[str, Any]:
+    """The OpenAPI document of the API with these settings."""
+    app = create_app(settings).app
+    assert isinstance(app, FastAPI)
+    return app.openapi()
+
+
 async def _keep_written(page: MetricsPage, envelope: Envelope) -> None:
     while True:
         await asyncio.sleep(WRITE_EVERY_S)

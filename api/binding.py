@@ -57,8 +57,8 @@ async def allowed_host(settings: Settings) -> str:
     finally:
         await broker.close()
     log.warning(
-        "There are no keys, so the API listens on loopback only: create one with `sheaf keys create`, and it listens "
-        "where it should. `auth.mode: none` lets everybody in.",
+        "There are no keys, so the API listens on loopback only: create one with `sheaf keys create`, and it starts "
+        "again where it should listen. `auth.mode: none` lets everybody in.",
         extra={"host": LOOPBACK, "instead_of": host},
     )
     return LOOPBACK

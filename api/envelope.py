@@ -61,7 +61,7 @@ class Envelope:
     def __init__(
         self, app: ASGIApp, metrics: ApiMetrics, lines: LineWriter, direct: Mapping[tuple[str, str], Endpoint]
     ) -> None:
-        self._app = app
+        self.app = app
         self._metrics = metrics
         self._lines = lines
         self._direct = direct
@@ -73,7 +73,7 @@ class Envelope:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             # The server sends the head of the answer alone.
@@ -97,7 +97,7 @@ class Envelope:
         endpoint = self._direct.get((scope["method"], scope["path"]))
         try:
             if endpoint is None:
-                await self._app(scope, receive, send_named)
+                await self.app(scope, receive, send_named)
             else:
                 await self._call(endpoint, scope, receive, send_named)
         except ClientDisconnect:
@@ -120,7 +120,7 @@ class Envelope:
         self.on_stop()
 
     async def _call(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self._app
+        scope["app"] = self.app
         request = Request(scope, receive, send)
         try:
             answer = await endpoint(request)

@@ -54,11 +54,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(settings: Settings) -> None:
-    """Serve HTTP on `api.host` and `api.port`, in this process alone, until SIGINT or SIGTERM."""
-    with listen(settings) as listener:
-        host = listener.getsockname()[0]
-        serve(settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})}), listener)
+def run(settings: Settings, listener: socket.socket) -> None:
+    """Serve HTTP on this socket, in this process alone, until SIGINT or SIGTERM."""
+    host = listener.getsockname()[0]
+    serve(settings.model_copy(update={"api": settings.api.model_copy(update={"host": host})}), listener)
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.metadata import version as installed_version
@@ -12,7 +13,7 @@ import typer
 
 from broker.errors import BrokerError
 from cli import bench, config, dead, keys, services, tune, webhooks
-from cli.loading import CONFIG_VARIABLE
+from cli.loading import CONFIG_VARIABLE, loaded_settings
 from cli.parent import end_with_parent
 from cli.problems import CommandError
 from configs import SettingsError
@@ -67,6 +68,14 @@ def global_options(
 def version() -> None:
     """Print the version."""
     _print_version(True)
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the HTTP API."""
+    from api.app import document
+
+    typer.echo(json.dumps(document(loaded_settings().settings), indent=2, sort_keys=True))
 
 
 def main() -> NoReturn:

@@ -16,6 +16,7 @@ from api.binding import is_loopback
 from broker.embedded import EmbeddedServer
 from cli import supervision
 from cli.devices import chosen_devices
+from cli.first_key import FirstKey
 from cli.loading import loaded_settings
 from cli.parent import end_with_parent
 from cli.ports import check_ports
@@ -72,10 +73,19 @@ def api(
     from api import server
 
     check_ports({"api.port": (settings.api.host, settings.api.port)})
-    if settings.api.workers == 1:
-        server.run(settings)
-    else:
-        supervision.run_api(settings, server.listen(settings))
+    with server.listen(settings) as listener:
+        held_back = is_loopback(listener.getsockname()[0]) and not is_loopback(settings.api.host)
+        wanted = FirstKey(settings) if held_back else None
+        try:
+            if settings.api.workers == 1:
+                server.run(settings, listener)
+            else:
+                supervision.run_api(settings, listener)
+        except SystemExit:
+            if wanted is None or not wanted.came:
+                raise
+    if wanted is not None and wanted.came:
+        os.execv(sys.executable, [sys.executable, "-m", "cli", *sys.argv[1:]])
 
 
 def api_process(

@@ -96,10 +96,14 @@ def run_api(settings: Settings, listener: socket.socket) -> None:
     """
     inherited = fcntl.fcntl(listener, fcntl.F_DUPFD, FIRST_INHERITED_FILE)
     # What was decided when the socket was opened holds for them, too.
-    os.environ["SHEAF_API__HOST"] = listener.getsockname()[0]
-    with tempfile.TemporaryDirectory(prefix="sheaf-api-") as folder:
-        arguments = ("api-process", "--listener", str(inherited), "--folder", folder, "--number", NUMBER)
-        _supervise(settings, [Program("api", arguments, 30, copies=settings.api.workers)], None)
+    environment = {"SHEAF_API__HOST": listener.getsockname()[0]}
+    try:
+        with tempfile.TemporaryDirectory(prefix="sheaf-api-") as folder:
+            arguments = ("api-process", "--listener", str(inherited), "--folder", folder, "--number", NUMBER)
+            program = Program("api", arguments, 30, environment=environment, copies=settings.api.workers)
+            _supervise(settings, [program], None)
+    finally:
+        os.close(inherited)
 
 
 def _worker_programs(settings: Settings, devices: Sequence[Device]) -> list[Program]:

@@ -84,3 +84,11 @@ def front(
             base = f"http://127.0.0.1:{port}"
             wait_until(lambda: answers(f"{base}/livez"), description=f"alive: {service.log_path}", timeout_s=60)
             yield Front(base, service, broker, config, folder)
+
+
+@contextmanager
+def served(made: Front) -> Iterator[Service]:
+    """A worker for it."""
+    with Service("device", "--device", "cpu", config=made.config, folder=made.folder / "worker") as worker:
+        wait_until(lambda: answers(f"{made.base}/readyz"), description=f"ready: {worker.log_path}", timeout_s=60)
+        yield worker

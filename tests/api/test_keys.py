@@ -254,12 +254,19 @@ def reaches(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def test_without_keys_the_api_listens_on_loopback_only_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_keys_the_api_listens_on_loopback_only_until_there_is_one(tmp_path: Path, workers: int) -> None:
     address = outside()
-    with front(tmp_path, host="0.0.0.0") as made:
+    with front(tmp_path, host="0.0.0.0", api={"workers": workers}) as made:
         port = made.config["api"]["port"]
         assert not reaches(address, port)
         assert "listens on loopback only" in made.service.log()
+        key = made.key("first")
+        wait_until(lambda: reaches(address, port), description="it listens where it should, now that there is a key")
+        with made.client(key) as client:
+            wait_until(lambda: client.get(f"http://{address}:{port}/v1/jobs").status_code == 200, description="let in")
+        with made.client() as client:
+            assert kind(client.get(f"http://{address}:{port}/v1/jobs")) == (401, "unauthenticated")
 
 
 def test_open_to_all_has_to_be_said(tmp_path: Path) -> None:
