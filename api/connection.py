@@ -61,6 +61,7 @@ class Connection(HttpToolsProtocol):
         self._fault: Problem | None = None
         #: The request that is being answered, or was last; `cycle` is the last that came.
         self._running: RequestResponseCycle | None = None
+        self._gone: Callable[[], None] | None = None
         #: Since when the caller has owed the rest of a message; None when it owes nothing.
         self._owed_since: float | None = None
         self._heard_at: float | None = None
@@ -99,6 +100,17 @@ class Connection(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        if self._gone is not None:
+            self._gone()
+
+    def when_gone(self, callback: Callable[[], None] | None) -> None:
+        """Have this called when the caller of the request that is being answered goes away; None takes it back.
+
+        A task that waits for `http.disconnect` does the same, and takes kilobytes for each of thousands who wait.
+        """
+        self._gone = callback
+        if callback is not None and self._running is not None and self._running.disconnected:
+            callback()
 
     def data_received(self, data: bytes) -> None:
         if self._close_at is not None:
@@ -125,6 +137,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["when_gone"] = self.when_gone
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
         self._turn(self._heard_at, in_body=False)
