@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import psutil
@@ -20,12 +21,12 @@ from api.envelope import Envelope
 from broker.embedded import EmbeddedServer
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
+from tests.api.front import front
 from tests.api.raw import HOST, Answer, answer_of, ask, connect, post, request
 from tests.conftest import free_port, wait_until
 from tests.services import Service, answers, metric
 
 TIMEOUT_S = 1.0
-MAX_CONNECTIONS = 2_500
 #: What a process may have grown by after an attack: buffers that Python keeps, not what was sent.
 MAX_GROWTH_BYTES = 48 * 2**20
 
@@ -87,7 +88,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
                 "head_timeout_s": TIMEOUT_S,
                 "body_timeout_s": TIMEOUT_S,
                 "send_timeout_s": TIMEOUT_S,
-                "max_connections": MAX_CONNECTIONS,
                 "max_payload_bytes": 16 * 2**20,
             },
             "models": {"echo": {"handler": "inference.handlers.echo:Echo"}},
@@ -326,14 +326,14 @@ def test_two_thousand_idle_slow_and_half_sent_connections_keep_nobody_out(target
         wait_until(lambda: timed_out() - before == 1_000, description="the slow and the half-sent ones are closed")
 
 
-def test_connections_beyond_the_limit_are_told_to_come_again(target: Target) -> None:
-    with ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS):
-            stack.enter_context(connect(target.port))
+def test_connections_beyond_the_limit_are_told_to_come_again(tmp_path: Path) -> None:
+    with front(tmp_path, api={"max_connections": 20}) as made, ExitStack() as stack:
+        port: int = made.config["api"]["port"]
+        held = [stack.enter_context(connect(port)) for _ in range(20)]
         told: list[Answer] = []
 
         def one_more() -> bool:
-            with connect(target.port) as connection:
+            with connect(port) as connection:
                 told.append(answer_of(connection))
             return told[-1].status == 503
 
@@ -341,7 +341,8 @@ def test_connections_beyond_the_limit_are_told_to_come_again(target: Target) -> 
         wait_until(one_more, description="it is told that there are too many")
         assert told[-1].problem()["type"] == "urn:sheaf:error:too-many-connections"
         assert told[-1].headers["retry-after"]
-    wait_until(lambda: answers(f"http://127.0.0.1:{target.port}/livez"), description="it serves again")
+        held[0].close()
+        wait_until(lambda: answers(f"{made.base}/livez"), description="it serves again")
 
 
 def test_an_answer_that_nobody_reads_is_given_up(target: Target) -> None:

@@ -202,7 +202,7 @@ def test_any_sequence_of_verbs_loses_nothing_and_keeps_each_owners_order(server_
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=25,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

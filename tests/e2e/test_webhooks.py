@@ -49,6 +49,13 @@ class Running:
         job_id: str = answer.json()["id"]
         return job_id
 
+    def blocked(self, path: str) -> str:
+        """Keep the device busy for a while; returns the id of the job that does."""
+        job_id = self.submit(path, "slow", 2.0)
+        url = f"{self.base}/v1/jobs/{job_id}"
+        wait_until(lambda: httpx.get(url).json()["status"] == "running", description="the device is busy")
+        return job_id
+
     def call(self, path: str) -> Call:
         """The first call of this path."""
         wait_until(lambda: self.receiver.calls(path), description=f"{path} is called: {self.io.log_path}")
@@ -117,7 +124,7 @@ def test_a_job_that_fails_is_told_of(running: Running) -> None:
 
 
 def test_a_job_that_is_cancelled_is_told_of_once(running: Running) -> None:
-    blocking = running.submit("/blocks", "slow", 0.5)
+    blocking = running.blocked("/blocks")
     job_id = running.submit("/cancelled", "slow", 0)
     assert httpx.post(f"{running.base}/v1/jobs/{job_id}/cancel").status_code == 200
     told = running.call("/cancelled").content
@@ -129,9 +136,7 @@ def test_a_job_that_is_cancelled_is_told_of_once(running: Running) -> None:
 
 
 def test_a_job_that_expires_is_told_of(running: Running) -> None:
-    blocking = running.submit("/blocks-too", "slow", 1.0)
-    url = f"{running.base}/v1/jobs/{blocking}"
-    wait_until(lambda: httpx.get(url).json()["status"] == "running", description="the device is busy")
+    running.blocked("/blocks-too")
     job_id = running.submit("/expired", "slow", 0, timeout_s=0.1)
     told = running.call("/expired").content
     assert (told["type"], told["data"]["id"], told["data"]["error"]["type"]) == ("job.expired", job_id, "expired")
