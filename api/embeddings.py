@@ -6,10 +6,10 @@ Source: OpenAI API reference, "Create embeddings".
 from __future__ import annotations
 
 import base64
+import math
+import struct
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from api import intake, kinds, problems, state, views
 from api.body import body_of
+from api.dialects import OpenAIRoute
 from api.problems import Problem, described
 from api.schemas import JobRequest
 from broker import JobState, Scope
@@ -26,7 +27,7 @@ from configs import ModelSettings
 #: Most texts of one request.
 MAX_TEXTS = 2048
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
 
 class EmbeddingsRequest(BaseModel):
@@ -134,7 +135,7 @@ async def embed(request: Request) -> Response:
         "model": wanted.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return views.response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), 200, {}, ended)
+    return views.response(orjson.dumps(answer), 200, {}, ended)
 
 
 def _check_model(shared: state.ApiState, wanted: EmbeddingsRequest) -> None:
@@ -169,14 +170,12 @@ def _vectors(ended: JobState) -> list[list[float]]:
     return [row["output"] for row in result]
 
 
-def _encoded(vector: list[float], wanted: EmbeddingsRequest) -> object:
-    if wanted.dimensions is None and wanted.encoding_format == "float":
-        return vector
-    made: npt.NDArray[np.float32] = np.asarray(vector, dtype="<f4")
+def _encoded(vector: list[float], wanted: EmbeddingsRequest) -> list[float] | str:
     if wanted.dimensions is not None:
-        made = made[: wanted.dimensions]
+        vector = vector[: wanted.dimensions]
         # Of unit length again, as Kusupati et al., "Matryoshka Representation Learning", 2022, use them.
-        made = made / max(float(np.linalg.norm(made)), float(np.finfo(np.float32).tiny))
-    return (
-        base64.b64encode(made.tobytes()).decode() if wanted.encoding_format == "base64" else np.ascontiguousarray(made)
-    )
+        length = math.hypot(*vector) or 1.0
+        vector = [value / length for value in vector]
+    if wanted.encoding_format == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -8,12 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import kinds, state, tasks
+from api.dialects import OpenAIRoute
 from api.problems import described
 from api.schemas import ModelList, ModelView
 from broker import ModelInfo, Scope, queue_name
 from configs import ModelSettings
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["models"], route_class=OpenAIRoute)
 
 
 @router.get("/v1/models", summary="List the models", response_class=Response, responses={200: {"model": ModelList}})

@@ -9,44 +9,24 @@ Source: KServe, "Open Inference Protocol (V2)", REST part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
 from importlib.metadata import version as installed_version
 from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api import health, intake, kinds, problems, state, views
 from api.body import body_of
+from api.dialects import OpenInferenceRoute
 from api.problems import Problem, described
 from api.schemas import MAX_ROWS, JobRequest
-from broker import BrokerError, JobState, Scope
+from broker import JobState, Scope
 from configs import ModelSettings
 
-
-class _Route(APIRoute):
-    """The protocol wants a text `error` in whatever it answers with an error."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def told(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (Problem, BrokerError) as error:
-                problem = error if isinstance(error, Problem) else problems.of_broker(error)
-                raise Problem(
-                    problem.kind, problem.detail, {**problem.extra, "error": problem.detail}, problem.headers
-                ) from None
-
-        return told
-
-
-router = APIRouter(tags=["open inference"], route_class=_Route)
+router = APIRouter(tags=["open inference"], route_class=OpenInferenceRoute)
 
 
 class Tensor(BaseModel):

@@ -20,8 +20,9 @@ _REFERENCE = "#/components/schemas/{model}"
 _REQUEST_ID = {
     "name": "X-Request-ID",
     "in": "header",
-    "schema": {"type": "string", "maxLength": 128, "pattern": r"^[\w.:-]+$"},
-    "description": "Found again in the answer, in log lines and in problems; made here when it is missing.",
+    "schema": {"type": "string"},
+    "description": "Found again in the answer, in log lines and in problems; made here when it is missing, or is not 1 "
+    "to 128 letters, digits and `_ . : -`.",
 }
 _HEADERS = {
     "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id."},

@@ -34,7 +34,13 @@ class JobRequest(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"model": "minilm", "input": "Sheaves of grain, bound and carried together."}]},
+        json_schema_extra={
+            "examples": [{"model": "minilm", "input": "Sheaves of grain, bound and carried together."}],
+            "oneOf": [
+                {"required": ["input"]},
+                {"required": ["inputs"], "properties": {"inputs": {"type": "array"}}},
+            ],
+        },
     )
 
     model: str = Field(description="A name from GET /v1/models.")

@@ -87,7 +87,7 @@ class _Sums(Collector):
             values = self._values.setdefault(family.name, {})
             for sample in family.samples:
                 if not sample.name.endswith("_created"):
-                    key = (sample.name, tuple(sample.labels.items()))
+                    key = (sample.name, tuple(sorted(sample.labels.items())))
                     values[key] = values.get(key, 0.0) + sample.value
 
     def collect(self) -> Iterator[Metric]:

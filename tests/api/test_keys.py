@@ -17,7 +17,7 @@ from broker import Scope
 from tests.api.front import Front, front
 from tests.conftest import wait_until
 
-OPEN = {"/livez", "/readyz"}
+OPEN = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
 JOB = {"model": "echo", "input": 1}
 
 

@@ -75,7 +75,7 @@ def test_make_lists_its_targets_with_a_line_each() -> None:
     command = ["make", "--no-print-directory", "help"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=30)
     listed = [line.split()[0] for line in done.stdout.splitlines()]
-    assert listed == ["help", "setup", "serve", "test", "lint", "format", "bench", "chaos", "lock", "clean"]
+    assert listed == ["help", "setup", "serve", "test", "lint", "format", "bench", "chaos", "openapi", "lock", "clean"]
 
 
 def test_continuous_integration_calls_what_the_readme_says() -> None:

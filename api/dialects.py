@@ -1,0 +1,52 @@
+"""Errors in the words of protocols that are not ours: a problem, and beside its members what their clients look for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.problems import Problem, of_broker
+from broker import BrokerError
+
+
+class _Route(APIRoute):
+    @staticmethod
+    def error(problem: Problem) -> object:
+        """The member `error`."""
+        raise NotImplementedError
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def told(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (Problem, BrokerError) as error:
+                problem = error if isinstance(error, Problem) else of_broker(error)
+                extra = {**problem.extra, "error": self.error(problem)}
+                raise Problem(problem.kind, problem.detail, extra, problem.headers) from None
+
+        return told
+
+
+class OpenAIRoute(_Route):
+    """OpenAI's clients show `error.message`."""
+
+    @staticmethod
+    def error(problem: Problem) -> object:
+        fields = problem.extra.get("errors")
+        param = fields[0]["field"] if isinstance(fields, list) and fields else None
+        slug = problem.kind.slug
+        return {"message": problem.detail, "type": slug, "param": param, "code": slug}
+
+
+class OpenInferenceRoute(_Route):
+    """The Open Inference Protocol wants a text."""
+
+    @staticmethod
+    def error(problem: Problem) -> object:
+        return problem.detail
