@@ -76,7 +76,7 @@ class Service:
     def wait(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM and wait; whatever is left of the group afterwards is killed."""
         if self.process.poll() is None:
             self.send(signal.SIGTERM)
