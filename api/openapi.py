@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.routing import compile_path
 
 from api import kinds
 from api.problems import described
@@ -35,6 +36,13 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         app.openapi_schema = _document(app)
     return app.openapi_schema
+
+
+def methods(app: FastAPI, path: str) -> list[str]:
+    """What the page of this path takes."""
+    paths = document(app)["paths"]
+    found = next((pattern for pattern in paths if compile_path(pattern)[0].match(path)), None)
+    return [] if found is None else sorted(method.upper() for method in paths[found])
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -147,6 +147,8 @@ def _supervise(settings: Settings, programs: Sequence[Program], watcher: threadi
         # supervisord ends its loop with this exception when all processes have ended.
         with suppress(ExitNow):
             _Supervisor(options).main()
+    # What this process may turn into is nobody's child of its own.
+    del os.environ[SUPERVISOR_VARIABLE]
 
 
 def _append_to_output() -> None:

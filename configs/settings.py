@@ -84,7 +84,7 @@ class ApiSettings(_Section):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     max_payload_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
     #: Of one process; further ones are told to come again.
-    max_connections: Annotated[int, Field(ge=1)] = 20_000
+    max_connections: Annotated[int, Field(ge=1)] = 16_000
     #: How long a caller may take to send a request's head.
     head_timeout_s: Seconds = 10.0
     #: How long a caller may pause within a body; a body of less than a KiB a second is cut off, too.

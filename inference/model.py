@@ -204,6 +204,10 @@ class Model:
             return
         for rows in (1, self.spec.max_batch_size):
             encoded = [row for row in self.encode([example] * rows) if isinstance(row, Encoded)]
+            if not encoded:
+                # Its settings refuse the example: too long for them.
+                log.info("The model was not warmed up: it refuses its example.", extra={"model": self.spec.name})
+                return
             outcomes = self.finish(self.infer(encoded))
             failed = next((outcome for outcome in outcomes if isinstance(outcome, RowError)), None)
             if failed is not None or len(outcomes) != rows:
