@@ -132,7 +132,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
     kind = {404: kinds.NOT_FOUND, 405: kinds.METHOD_NOT_ALLOWED}.get(error.status_code, kinds.BAD_REQUEST)
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if kind is kinds.METHOD_NOT_ALLOWED:
         # The router knows the methods of one route; a page may have several.
         headers["allow"] = ", ".join(openapi.methods(request.app, request.url.path)) or headers.get("allow", "GET")

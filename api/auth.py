@@ -21,7 +21,7 @@ from starlette.requests import Request
 from api import kinds
 from api.problems import Problem
 from api.schemas import PRIORITIES, PriorityName
-from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope
+from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope, Webhook
 from broker.access import key_id, matches
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,10 @@ class Caller:
     @property
     def quota(self) -> Quota | None:
         return None if self.key is None else self.key.quota
+
+    @property
+    def webhook(self) -> Webhook | None:
+        return None if self.key is None else self.key.webhook
 
     def may_read(self, job: JobState) -> bool:
         """Whether this is a job of theirs; to everybody else it does not exist."""

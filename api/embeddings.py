@@ -19,6 +19,7 @@ from starlette.responses import Response
 from api import intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenAIRoute
+from api.openapi import request_body
 from api.problems import Problem, described
 from api.schemas import JobRequest
 from broker import JobState, Scope
@@ -104,12 +105,7 @@ _REQUESTS = TypeAdapter(EmbeddingsRequest)
             kinds.NOT_IN_TIME,
         ),
     },
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": EmbeddingsRequest.model_json_schema()}},
-        }
-    },
+    openapi_extra={"requestBody": request_body(EmbeddingsRequest)},
 )
 async def embed(request: Request) -> Response:
     """One vector a text, in their order; waits for them. A text that cannot be embedded fails the whole request."""
@@ -122,7 +118,10 @@ async def embed(request: Request) -> Response:
         raise problems.of_validation(error) from None
     _check_model(shared, wanted)
     many = isinstance(wanted.input, list)
-    job_request = JobRequest.model_validate({"model": wanted.model, "inputs" if many else "input": wanted.input})
+    # The caller waits for the answer: nobody else has to be told.
+    job_request = JobRequest.model_validate(
+        {"model": wanted.model, "inputs" if many else "input": wanted.input, "webhook": None}
+    )
     job = await intake.new_job(request, shared, caller, job_request, body)
     ended = await intake.answered(request, shared, job)
     tokens = ended.input_tokens or 0

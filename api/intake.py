@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from api import kinds, problems, state, tasks
 from api.auth import Caller
 from api.problems import Problem
-from api.schemas import PRIORITIES, JobRequest, WebhookRequest
+from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
 from webhooks import Refused
 
@@ -74,7 +75,7 @@ async def new_job(
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = _idempotency_key(request)
-    webhook = await _webhook(request, shared, caller, wanted.webhook)
+    webhook = await _webhook(request, shared, caller, wanted)
     await _refuse_failed(shared, wanted.model)
     return NewJob(
         id=chosen_id or str(uuid.uuid4()),
@@ -96,17 +97,19 @@ async def new_job(
     )
 
 
-async def _webhook(
-    request: Request, shared: state.ApiState, caller: Caller, wanted: WebhookRequest | None
-) -> Webhook | None:
-    if wanted is None:
+async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wanted: JobRequest) -> Webhook | None:
+    if "webhook" not in wanted.model_fields_set:
+        # Looked at when the key was made: what its name leads to by now is the courier's to see.
+        return caller.webhook and replace(caller.webhook, request_id=request.state.request_id)
+    if wanted.webhook is None:
         return None
+    own = wanted.webhook
     try:
-        await shared.targets.check(wanted.url)
+        await shared.targets.check(own.url)
     except Refused as error:
         wrong = {"field": "webhook.url", "message": str(error)}
         raise Problem(kinds.INVALID_REQUEST, f"webhook.url: {error}", {"errors": [wrong]}) from None
-    return Webhook(wanted.url, tuple(dict.fromkeys(wanted.events)), caller.owner, request.state.request_id)
+    return Webhook(own.url, tuple(dict.fromkeys(own.events)), caller.owner, request.state.request_id)
 
 
 async def submit(

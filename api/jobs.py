@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from api import intake, kinds, state, views
 from api.body import body_of
+from api.openapi import request_body
 from api.problems import Problem, described, rate_headers
-from api.schemas import Accepted, Job, JobList
+from api.schemas import Accepted, Job, JobList, JobRequest
 from broker import JobState, JobStatus, NewJob, Scope, Submitted
 
 #: Jobs of one page of a list, at most, and without a word.
@@ -72,10 +73,7 @@ _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _SUBMIT = {
     "parameters": _HEADERS,
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobRequest"}}},
-    },
+    "requestBody": request_body(JobRequest),
 }
 
 

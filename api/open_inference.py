@@ -21,6 +21,7 @@ from starlette.responses import Response
 from api import health, intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenInferenceRoute
+from api.openapi import request_body
 from api.problems import Problem, described
 from api.schemas import MAX_ROWS, JobRequest
 from broker import JobState, Scope
@@ -215,9 +216,7 @@ _INFER: dict[str, Any] = {
             kinds.NOT_IN_TIME,
         ),
     },
-    "openapi_extra": {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": InferRequest.model_json_schema()}}}
-    },
+    "openapi_extra": {"requestBody": request_body(InferRequest)},
 }
 
 
@@ -234,7 +233,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     try:
         wanted = _REQUESTS.validate_python(intake.parsed(body))
         rows = _rows(wanted.inputs[0], model)
-        job_request = JobRequest.model_validate({**wanted.parameters, "model": name, "inputs": rows})
+        job_request = JobRequest.model_validate({"webhook": None, **wanted.parameters, "model": name, "inputs": rows})
     except ValidationError as error:
         raise problems.of_validation(error) from None
     embeds = model.task == "embedding"

@@ -11,7 +11,7 @@ from starlette.routing import compile_path
 
 from api import kinds
 from api.problems import described
-from api.schemas import JobRequest, ProblemBody
+from api.schemas import ProblemBody
 
 #: Pages that ask for no key.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -29,6 +29,14 @@ _HEADERS = {
     "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id."},
     "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds in the server, and of a job's steps."},
 }
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """`requestBody` of a page that reads its body by itself."""
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": model.model_json_schema(ref_template=_REFERENCE)}},
+    }
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -52,18 +60,24 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    extra: dict[str, type[BaseModel]] = {"JobRequest": JobRequest, "Problem": ProblemBody}
-    for name, model in extra.items():
-        described_model = model.model_json_schema(ref_template=_REFERENCE)
-        schemas |= described_model.pop("$defs", {})
-        schemas[name] = described_model
+    schemas["Problem"] = ProblemBody.model_json_schema(ref_template=_REFERENCE)
     made["components"]["securitySchemes"] = {
         "key": {"type": "http", "scheme": "bearer", "description": "A key of `sheaf keys create`: `sheaf_…`."}
     }
     for path, operations in made["paths"].items():
         for operation in operations.values():
             _complete(operation, path)
+            if "requestBody" in operation:
+                _name_body(operation["requestBody"]["content"]["application/json"], schemas)
     return made
+
+
+def _name_body(content: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Put the schema of a body, and those within it, where all schemas are."""
+    schema = dict(content["schema"])
+    schemas |= schema.pop("$defs", {})
+    schemas[schema["title"]] = schema
+    content["schema"] = {"$ref": _REFERENCE.format(model=schema["title"])}
 
 
 def _complete(operation: dict[str, Any], path: str) -> None:

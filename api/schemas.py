@@ -60,7 +60,9 @@ class JobRequest(BaseModel):
         default=None, gt=0, le=604_800, description="A job that has not begun after so many seconds expires."
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Returned with the job as it is.")
-    webhook: WebhookRequest | None = Field(default=None, description="Called when the job has ended.")
+    webhook: WebhookRequest | None = Field(
+        default=None, description="Called when the job has ended; without it the key's own, and nobody with null."
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> JobRequest:

@@ -23,7 +23,7 @@ import redis.asyncio
 
 from broker.connect import connect
 from broker.faults import translated, translated_async, tried_twice
-from broker.jobs import Quota, Rate
+from broker.jobs import Quota, Rate, Webhook
 from broker.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class AccessKey:
     expires_at: float | None = None
     rate: Rate | None = None
     max_in_flight: int | None = None
+    #: Who is told of the ends of its jobs that name nobody themselves.
+    webhook: Webhook | None = None
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -70,7 +72,7 @@ class AccessKey:
         known = orjson.loads(text)
         rate = None if known["rate"] is None else Rate(**known["rate"])
         lists = {name: tuple(known[name]) for name in ("scopes", "priorities")}
-        return cls(**(known | lists | {"rate": rate}))
+        return cls(**(known | lists | {"rate": rate, "webhook": Webhook.of_json(known.get("webhook"))}))
 
     @property
     def shown(self) -> str:
@@ -98,6 +100,7 @@ def issue(
     rate: Rate | None = None,
     max_in_flight: int | None = None,
     expires_at: float | None = None,
+    webhook: Webhook | None = None,
 ) -> tuple[str, AccessKey]:
     """A new key, and what may be kept of it."""
     key_id = secrets.token_hex(6)
@@ -112,6 +115,7 @@ def issue(
         expires_at=expires_at,
         rate=rate,
         max_in_flight=max_in_flight,
+        webhook=webhook,
     )
     return text, known
 

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from broker import AccessKey, KeyRegistry, Rate, Scope
+from broker import AccessKey, JobEvent, KeyRegistry, Rate, Scope, Webhook
 from broker.access import issue
 from cli.loading import loaded_settings
 from cli.problems import CommandError
 from configs import Settings
+from webhooks import Refused
 
 app = typer.Typer(no_args_is_help=True, help="Who may call the API.")
 
@@ -50,11 +51,18 @@ def create(
     expires: Annotated[
         str | None, typer.Option(metavar="90d", help="After so many s, m, h or d it opens nothing.")
     ] = None,
+    webhook_url: Annotated[
+        str | None, typer.Option(metavar="https://…", help="Told of the end of each job that names no webhook itself.")
+    ] = None,
+    webhook_events: Annotated[
+        str | None, typer.Option(metavar=",".join(JobEvent), help="The ends to tell of; all without it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a key and print it. It is shown this once."""
     if not _OWNER.fullmatch(owner):
         raise CommandError(f"{owner!r} is no owner: use up to 64 letters, digits and . _ @ -, a letter or digit first")
+    settings = loaded_settings().settings
     text, key = issue(
         owner,
         scopes=[Scope(name) for name in _chosen(scopes, "scope", tuple(Scope))],
@@ -62,8 +70,9 @@ def create(
         rate=None if rate is None else _rate(rate),
         max_in_flight=max_in_flight,
         expires_at=None if expires is None else time.time() + _seconds(expires),
+        webhook=_webhook(webhook_url, webhook_events, owner, settings),
     )
-    with _open(loaded_settings().settings) as keys:
+    with _open(settings) as keys:
         keys.add(key)
     if as_json:
         typer.echo(json.dumps({**_view(key), "key": text}, indent=2))
@@ -112,6 +121,19 @@ def _chosen(text: str, what: str, known: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _webhook(url: str | None, events: str | None, owner: str, settings: Settings) -> Webhook | None:
+    if url is None:
+        if events is not None:
+            raise CommandError("--webhook-events are of --webhook-url: give that too")
+        return None
+    try:
+        settings.webhooks.policy.target(url)
+    except Refused as error:
+        raise CommandError(f"--webhook-url: {error}") from None
+    names = list(JobEvent) if events is None else _chosen(events, "event", tuple(JobEvent))
+    return Webhook(url, tuple(JobEvent(name) for name in names), owner)
+
+
 def _rate(text: str) -> Rate:
     found = _RATE.fullmatch(text)
     if not found or not int(found[1]):
@@ -134,6 +156,7 @@ def _view(key: AccessKey) -> dict[str, object]:
         "priorities": list(key.priorities),
         "rate": None if key.rate is None else f"{key.rate.count}/{_period(key.rate)}",
         "max_in_flight": key.max_in_flight,
+        "webhook": None if key.webhook is None else key.webhook.url,
         "created_at": _moment(key.created_at),
         "expires_at": None if key.expires_at is None else _moment(key.expires_at),
     }

@@ -116,11 +116,20 @@ def run_sheaf(*arguments: str, folder: Path, **environment: str) -> subprocess.C
 
 def metric(port: int, name: str, **labels: str) -> float:
     """The value of one sample of a process' metrics page; 0 when it is not there (yet)."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
+    return sample(metrics_page(port), name, **labels)
+
+
+def metrics_page(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def sample(page: str, name: str, **labels: str) -> float:
+    """The sum of the samples with this name and these labels."""
     return sum(
         sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(page)
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )

@@ -16,6 +16,7 @@ import redis
 from broker import Scope
 from tests.api.front import Front, front
 from tests.conftest import wait_until
+from tests.services import run_sheaf
 
 OPEN = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
 JOB = {"model": "echo", "input": 1}
@@ -94,6 +95,41 @@ def test_a_key_whose_last_letter_is_wrong_opens_nothing(guarded: Front) -> None:
     with guarded.client(key) as right, guarded.client(other) as wrong:
         submitted(right)
         assert kind(wrong.post("/v1/jobs", json=JOB)) == (401, "unauthenticated")
+
+
+def test_the_webhook_of_a_key_is_told_of_jobs_that_name_none(guarded: Front) -> None:
+    url, own = "https://8.8.8.8/of-the-key", "https://8.8.8.8/of-the-job"
+    options = ("--webhook-url", url, "--webhook-events", "job.cancelled,job.failed")
+    made = json.loads(guarded.sheaf("keys", "create", "teller", *options, "--json"))
+    assert made["webhook"] == url
+    with guarded.client(made["key"]) as client:
+
+        def told(**fields: object) -> list[tuple[str, str]]:
+            job_id = submitted(client, **fields)
+            assert client.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+            deliveries = client.get(f"/v1/jobs/{job_id}/deliveries").json()["data"]
+            return [(one["url"], one["event"]) for one in deliveries]
+
+        assert told() == [(url, "job.cancelled")]
+        assert told(webhook={"url": own}) == [(own, "job.cancelled")]
+        assert told(webhook=None) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--webhook-url", "https://169.254.169.254/latest"),
+            "--webhook-url: the address 169.254.169.254 is not public",
+        ),
+        (("--webhook-url", "https://8.8.8.8/", "--webhook-events", "job.done"), "'job.done' is no event"),
+        (("--webhook-events", "job.failed"), "give that too"),
+    ],
+)
+def test_a_webhook_of_a_key_that_cannot_be_is_refused(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    done = run_sheaf("keys", "create", "teller", *options, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
 
 
 def test_a_key_is_shown_once_and_kept_as_a_hash(guarded: Front) -> None:

@@ -80,6 +80,13 @@ def children(service: Service) -> list[psutil.Process]:
     return psutil.Process(service.pid).children(recursive=True)
 
 
+def all_end(service: Service, number: signal.Signals) -> bool:
+    """Stop it; True when it ends well, with every process that it started."""
+    started = children(service)
+    service.send(number)
+    return service.wait(40) == 0 and not [process for process in started if process.is_running()]
+
+
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     config = own_ports()
@@ -220,10 +227,7 @@ def test_a_port_that_is_taken_is_told_in_one_line_and_nothing_is_started(tmp_pat
     assert f"SHEAF_{section.upper()}__{name.upper()}" in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_ends_every_process_and_what_waits_is_served_after_a_restart(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_stopping_ends_every_process_and_what_waits_is_served_after_a_restart(tmp_path: Path) -> None:
     config: dict[str, object] = {
         **own_ports(),
         "models": {"minilm": None, "slow": {"handler": "tests.workers.handlers:Sleeper", "max_batch_size": 1}},
@@ -234,10 +238,7 @@ def test_stopping_ends_every_process_and_what_waits_is_served_after_a_restart(
         with celery_app(broker) as app:
             sent = [app.send_task("sheaf.infer", args=[0.5], queue="infer.slow").id for _ in range(12)]
             wait_until(lambda: app.AsyncResult(sent[0]).ready(), description="the first is done")
-        started = children(service)
-        service.send(number)
-        assert service.wait(40) == 0
-        assert not [process for process in started if process.is_running()]
+        assert all_end(service, signal.SIGINT)
         assert (tmp_path / "var/valkey/appendonlydir").is_dir()
         service.start()
         wait_until(
@@ -245,6 +246,7 @@ def test_stopping_ends_every_process_and_what_waits_is_served_after_a_restart(
         )
         with celery_app(broker) as app:
             assert [app.AsyncResult(job).get(timeout=20) for job in sent] == [0.5] * 12
+        assert all_end(service, signal.SIGTERM)
 
 
 def test_no_process_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:

@@ -5,46 +5,65 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
-import redis
-from celery import Celery, group
+from celery import group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker, wait_until_controllable
+from tests.services import metrics_page, sample
+from tests.workers.conftest import Shop
 
 ECHO = "infer.echo"
+LETTERS = "sheaf:dead:infer.echo"
 
 
-def test_a_result_reaches_the_caller(worker: RunningWorker, celery_client: Celery) -> None:
-    assert celery_client.send_task("sheaf.infer", args=[{"a": [1]}], queue=ECHO).get(timeout=10) == {"a": [1]}
+@pytest.fixture
+def counted(shop: Shop) -> Callable[..., float]:
+    """How far a metric of the worker has come since the test began."""
+    before = metrics_page(shop.worker.metrics_port)
+
+    def since(name: str, **labels: str) -> float:
+        return shop.worker.metric(name, **labels) - sample(before, name, **labels)
+
+    return since
 
 
-def test_fifty_calls_at_once_are_served_in_batches(worker: RunningWorker, celery_client: Celery) -> None:
-    sent = [celery_client.send_task("sheaf.infer", args=[i], queue=ECHO) for i in range(50)]
+@pytest.fixture
+def no_letters(shop: Shop) -> None:
+    """No message is dead when the test begins."""
+    shop.client.delete(LETTERS)
+
+
+def test_a_result_reaches_the_caller(shop: Shop) -> None:
+    assert shop.app.send_task("sheaf.infer", args=[{"a": [1]}], queue=ECHO).get(timeout=10) == {"a": [1]}
+
+
+def test_fifty_calls_at_once_are_served_in_batches(shop: Shop, counted: Callable[..., float]) -> None:
+    sent = [shop.app.send_task("sheaf.infer", args=[i], queue=ECHO) for i in range(50)]
     assert [result.get(timeout=10) for result in sent] == list(range(50))
-    wait_until(lambda: worker.metric("sheaf_batch_size_sum", model="echo") == 50, description="fifty rows are counted")
-    assert 50 / worker.metric("sheaf_batch_size_count", model="echo") > 1
+    wait_until(lambda: counted("sheaf_batch_size_sum", model="echo") == 50, description="fifty rows are counted")
+    assert 50 / counted("sheaf_batch_size_count", model="echo") > 1
 
 
-def test_many_rows_in_one_call_come_back_in_their_order(worker: RunningWorker, celery_client: Celery) -> None:
+def test_many_rows_in_one_call_come_back_in_their_order(shop: Shop) -> None:
     rows = list(range(100))
-    outcome = celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue=ECHO).get(timeout=10)
+    outcome = shop.app.send_task("sheaf.infer", kwargs={"inputs": rows}, queue=ECHO).get(timeout=10)
     assert outcome == [{"output": row} for row in rows]
 
 
-def test_a_group_of_calls_is_served(worker: RunningWorker, celery_client: Celery) -> None:
-    calls = [celery_client.signature("sheaf.infer", args=[row], queue=ECHO) for row in range(20)]
-    assert group(calls, app=celery_client).apply_async().get(timeout=10) == list(range(20))
+def test_a_group_of_calls_is_served(shop: Shop) -> None:
+    calls = [shop.app.signature("sheaf.infer", args=[row], queue=ECHO) for row in range(20)]
+    assert group(calls, app=shop.app).apply_async().get(timeout=10) == list(range(20))
 
 
-def test_a_bad_row_fails_alone_and_with_its_own_error(worker: RunningWorker, celery_client: Celery) -> None:
+def test_a_bad_row_fails_alone_and_with_its_own_error(shop: Shop) -> None:
     sent = {
-        row: celery_client.send_task("sheaf.infer", args=[row], queue="infer.picky")
-        for row in (1, 2, -1, 3, "nonsense")
+        row: shop.app.send_task("sheaf.infer", args=[row], queue="infer.picky") for row in (1, 2, -1, 3, "nonsense")
     }
     assert [sent[row].get(timeout=10) for row in (1, 2, 3)] == [1.0, 2.0, 3.0]
     with pytest.raises(ArithmeticError, match="minus one cannot be served"):
@@ -53,65 +72,58 @@ def test_a_bad_row_fails_alone_and_with_its_own_error(worker: RunningWorker, cel
         sent["nonsense"].get(timeout=10)
 
 
-def test_a_bad_row_among_many_fails_alone(worker: RunningWorker, celery_client: Celery) -> None:
-    outcome = celery_client.send_task("sheaf.infer", kwargs={"inputs": [1, -1]}, queue="infer.picky").get(timeout=10)
+def test_a_bad_row_among_many_fails_alone(shop: Shop) -> None:
+    outcome = shop.app.send_task("sheaf.infer", kwargs={"inputs": [1, -1]}, queue="infer.picky").get(timeout=10)
     assert outcome[0] == {"output": 1.0}
     assert outcome[1]["error"]["type"] == "ArithmeticError"
 
 
-def test_a_wrong_number_of_outputs_fails_the_batch_and_shifts_nothing(
-    worker: RunningWorker, celery_client: Celery
-) -> None:
-    sent = celery_client.send_task("sheaf.infer", args=[13], queue="infer.picky")
+def test_a_wrong_number_of_outputs_fails_the_batch_and_shifts_nothing(shop: Shop) -> None:
+    sent = shop.app.send_task("sheaf.infer", args=[13], queue="infer.picky")
     with pytest.raises(Exception, match="output"):
         sent.get(timeout=10)
-    assert celery_client.send_task("sheaf.infer", args=[5], queue="infer.picky").get(timeout=10) == 5.0
+    assert shop.app.send_task("sheaf.infer", args=[5], queue="infer.picky").get(timeout=10) == 5.0
 
 
 @pytest.mark.parametrize("priority", [0, 3, 5, 9])
-def test_every_priority_is_served(worker: RunningWorker, celery_client: Celery, priority: int) -> None:
-    sent = celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO, priority=priority)
+def test_every_priority_is_served(shop: Shop, priority: int) -> None:
+    sent = shop.app.send_task("sheaf.infer", args=["x"], queue=ECHO, priority=priority)
     assert sent.get(timeout=10) == "x"
 
 
-def test_an_ignored_result_is_not_stored(worker: RunningWorker, celery_client: Celery, valkey_url: str) -> None:
-    ignored = celery_client.send_task("sheaf.infer", args=["ignored"], queue=ECHO, ignore_result=True)
-    celery_client.send_task("sheaf.infer", args=["kept"], queue=ECHO).get(timeout=10)
-    wait_until(
-        lambda: worker.metric("sheaf_jobs_total", model="echo", status="succeeded") == 2, description="both were run"
-    )
-    with redis.Redis.from_url(valkey_url) as client:
-        assert not client.exists(f"celery-task-meta-{ignored.id}")
+def test_an_ignored_result_is_not_stored(shop: Shop, counted: Callable[..., float]) -> None:
+    ignored = shop.app.send_task("sheaf.infer", args=["ignored"], queue=ECHO, ignore_result=True)
+    shop.app.send_task("sheaf.infer", args=["kept"], queue=ECHO).get(timeout=10)
+    wait_until(lambda: counted("sheaf_jobs_total", model="echo", status="succeeded") == 2, description="both were run")
+    assert not shop.client.exists(f"celery-task-meta-{ignored.id}")
 
 
-def test_an_expired_call_is_not_run(worker: RunningWorker, celery_client: Celery) -> None:
-    celery_client.send_task("sheaf.infer", args=[1.0], queue="infer.slow")
-    expired = celery_client.send_task("sheaf.infer", args=[0], queue="infer.slow", expires=-1)
+def test_an_expired_call_is_not_run(shop: Shop, counted: Callable[..., float]) -> None:
+    shop.app.send_task("sheaf.infer", args=[1.0], queue="infer.slow")
+    expired = shop.app.send_task("sheaf.infer", args=[0], queue="infer.slow", expires=-1)
     with pytest.raises(TaskRevokedError):
         expired.get(timeout=10)
-    wait_until(
-        lambda: worker.metric("sheaf_jobs_total", model="slow", status="expired") == 1, description="it is counted"
-    )
+    wait_until(lambda: counted("sheaf_jobs_total", model="slow", status="expired") == 1, description="it is counted")
 
 
-def test_a_call_with_countdown_runs_when_it_is_due(worker: RunningWorker, celery_client: Celery) -> None:
+def test_a_call_with_countdown_runs_when_it_is_due(shop: Shop) -> None:
     begin = time.monotonic()
-    sent = celery_client.send_task("sheaf.infer", args=["later"], queue=ECHO, countdown=1.5)
+    sent = shop.app.send_task("sheaf.infer", args=["later"], queue=ECHO, countdown=1.5)
     assert sent.get(timeout=15) == "later"
     assert time.monotonic() - begin >= 1.5
 
 
-def test_a_revoked_call_is_not_run(worker: RunningWorker, celery_client: Celery) -> None:
-    wait_until_controllable(celery_client)
-    running = celery_client.send_task("sheaf.infer", args=[1.5], queue="infer.slow")
-    waiting = [celery_client.send_task("sheaf.infer", args=[0.1], queue="infer.slow") for _ in range(3)]
-    celery_client.control.revoke(waiting[1].id)
+def test_a_revoked_call_is_not_run(shop: Shop) -> None:
+    running = shop.app.send_task("sheaf.infer", args=[1.5], queue="infer.slow")
+    waiting = [shop.app.send_task("sheaf.infer", args=[0.1], queue="infer.slow") for _ in range(3)]
+    shop.app.control.revoke(waiting[1].id)
     assert running.get(timeout=10) == 1.5
     with pytest.raises(TaskRevokedError):
         waiting[1].get(timeout=10)
     assert [waiting[i].get(timeout=10) for i in (0, 2)] == [0.1, 0.1]
 
 
+@pytest.mark.usefixtures("no_letters")
 @pytest.mark.parametrize(
     ("task", "args", "kwargs", "reason"),
     [
@@ -123,35 +135,30 @@ def test_a_revoked_call_is_not_run(worker: RunningWorker, celery_client: Celery)
     ],
 )
 def test_a_call_that_cannot_be_served_fails_with_a_reason_and_is_kept(
-    worker: RunningWorker,
-    celery_client: Celery,
-    valkey_url: str,
+    shop: Shop,
     task: str,
     args: list[object],
     kwargs: dict[str, object],
     reason: str,
 ) -> None:
-    sent = celery_client.send_task(task, args=args, kwargs=kwargs, queue=ECHO)
+    sent = shop.app.send_task(task, args=args, kwargs=kwargs, queue=ECHO)
     with pytest.raises(Exception, match=reason):
         sent.get(timeout=10)
-    with redis.Redis.from_url(valkey_url) as client:
-        [letter] = client.lrange("sheaf:dead:infer.echo", 0, -1)
-    assert sent.id in letter.decode()
-    assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
+    [letter] = shop.client.lrange(LETTERS, 0, -1)
+    assert sent.id in str(letter)
+    assert shop.app.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
 
 
-def test_a_message_that_is_no_message_goes_to_the_dead_letters(
-    worker: RunningWorker, celery_client: Celery, valkey_url: str
-) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
-        client.lpush(ECHO, b"\xff\x00 not JSON")
-        wait_until(lambda: client.llen("sheaf:dead:infer.echo") == 1, description="it is with the dead letters")
-    assert celery_client.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
-    wait_until(lambda: worker.metric("sheaf_buried_total", model="echo") == 1, description="it is counted")
+@pytest.mark.usefixtures("no_letters")
+def test_a_message_that_is_no_message_goes_to_the_dead_letters(shop: Shop, counted: Callable[..., float]) -> None:
+    shop.client.lpush(ECHO, b"\xff\x00 not JSON")
+    wait_until(lambda: shop.client.llen(LETTERS) == 1, description="it is with the dead letters")
+    assert shop.app.send_task("sheaf.infer", args=["goes on"], queue=ECHO).get(timeout=10) == "goes on"
+    wait_until(lambda: counted("sheaf_buried_total", model="echo") == 1, description="it is counted")
 
 
-def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:
-    assert AsyncResult("no-such-id", app=celery_client).state == "PENDING"
+def test_an_unknown_id_stays_pending_for_celery(shop: Shop) -> None:
+    assert AsyncResult("no-such-id", app=shop.app).state == "PENDING"
 
 
 @pytest.mark.parametrize(
@@ -168,11 +175,9 @@ def test_an_unknown_id_stays_pending_for_celery(celery_client: Celery) -> None:
         ("array of nan", "NotFinite", "NaN or infinity"),
     ],
 )
-def test_whatever_a_handler_does_to_one_row_the_others_are_served(
-    worker: RunningWorker, celery_client: Celery, row: str, kind: str, text: str
-) -> None:
+def test_whatever_a_handler_does_to_one_row_the_others_are_served(shop: Shop, row: str, kind: str, text: str) -> None:
     def call(rows: list[object]) -> AsyncResult[Any]:
-        return celery_client.send_task("sheaf.infer", kwargs={"inputs": rows}, queue="infer.wild")
+        return shop.app.send_task("sheaf.infer", kwargs={"inputs": rows}, queue="infer.wild")
 
     good, bad = call(["a"]), call(["b", row])
     assert good.get(timeout=10) == [{"output": "a"}]
@@ -183,10 +188,11 @@ def test_whatever_a_handler_does_to_one_row_the_others_are_served(
     assert call(["c"]).get(timeout=10) == [{"output": "c"}]
 
 
-def test_arrays_need_not_be_contiguous(worker: RunningWorker, celery_client: Celery) -> None:
-    assert celery_client.send_task("sheaf.infer", args=["every other"], queue="infer.wild").get(timeout=10) == [0, 2, 4]
+def test_arrays_need_not_be_contiguous(shop: Shop) -> None:
+    assert shop.app.send_task("sheaf.infer", args=["every other"], queue="infer.wild").get(timeout=10) == [0, 2, 4]
 
 
+@pytest.mark.usefixtures("no_letters")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -198,32 +204,29 @@ def test_arrays_need_not_be_contiguous(worker: RunningWorker, celery_client: Cel
     ],
 )
 def test_a_message_with_an_odd_header_is_buried_alone(
-    worker: RunningWorker, celery_client: Celery, valkey_url: str, headers: dict[str, object]
+    shop: Shop, counted: Callable[..., float], headers: dict[str, object]
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
-        celery_client.send_task("sheaf.infer", args=["template"], queue="infer.parked")
-        message = json.loads(client.lpop("infer.parked") or b"")
-        ids = ["one", "odd", "two"]
-        texts = []
-        for job_id in ids:
-            message["headers"] |= {"id": job_id} | (headers if job_id == "odd" else {"eta": None, "expires": None})
-            texts.append(json.dumps(message))
-            message["headers"].pop("sheaf", None)
-        client.lpush(ECHO, *texts)
-        assert AsyncResult("one", app=celery_client).get(timeout=10) == "template"
-        assert AsyncResult("two", app=celery_client).get(timeout=10) == "template"
-        with pytest.raises(Exception, match="header"):
-            AsyncResult("odd", app=celery_client).get(timeout=10)
-        assert client.llen("sheaf:dead:infer.echo") == 1
-    wait_until(
-        lambda: worker.metric("sheaf_jobs_total", model="echo", status="failed") == 1, description="it is counted"
-    )
-    assert '"job_id":"odd"' in worker.service.log()
+    shop.app.send_task("sheaf.infer", args=["template"], queue="infer.parked")
+    message = json.loads(cast("bytes", shop.client.lpop("infer.parked")))
+    one, odd, two = (str(uuid.uuid4()) for _ in range(3))
+    texts = []
+    for job_id in (one, odd, two):
+        message["headers"] |= {"id": job_id} | (headers if job_id == odd else {"eta": None, "expires": None})
+        texts.append(json.dumps(message))
+        message["headers"].pop("sheaf", None)
+    shop.client.lpush(ECHO, *texts)
+    assert AsyncResult(one, app=shop.app).get(timeout=10) == "template"
+    assert AsyncResult(two, app=shop.app).get(timeout=10) == "template"
+    with pytest.raises(Exception, match="header"):
+        AsyncResult(odd, app=shop.app).get(timeout=10)
+    assert shop.client.llen(LETTERS) == 1
+    wait_until(lambda: counted("sheaf_jobs_total", model="echo", status="failed") == 1, description="it is counted")
+    assert f'"job_id":"{odd}"' in shop.worker.service.log()
 
 
-def test_one_model_that_is_busy_does_not_hold_up_another(worker: RunningWorker, celery_client: Celery) -> None:
-    rows = celery_client.send_task("sheaf.infer", kwargs={"inputs": [0.2] * 40}, queue="infer.slow")
+def test_one_model_that_is_busy_does_not_hold_up_another(shop: Shop) -> None:
+    rows = shop.app.send_task("sheaf.infer", kwargs={"inputs": [0.2] * 40}, queue="infer.slow")
     begin = time.monotonic()
-    assert celery_client.send_task("sheaf.infer", args=["x"], queue=ECHO).get(timeout=10) == "x"
+    assert shop.app.send_task("sheaf.infer", args=["x"], queue=ECHO).get(timeout=10) == "x"
     assert not rows.ready(), f"it waited for all ten batches: {time.monotonic() - begin:.1f} s"
     assert len(rows.get(timeout=10)) == 40
