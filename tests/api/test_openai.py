@@ -78,7 +78,7 @@ def test_dimensions_that_the_model_allows(client: openai.OpenAI, encoding: str) 
         model="minilm",
         input=TEXTS[0],
         dimensions=64,
-        encoding_format=encoding,  # type: ignore[arg-type]  # one of its literals
+        encoding_format=encoding,
     )
     found = raw.http_response.json()["data"][0]["embedding"]
     cut = np.asarray(found) if encoding == "float" else np.frombuffer(base64.b64decode(found), dtype="<f4")

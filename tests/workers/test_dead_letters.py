@@ -8,33 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
-from celery import Celery
 
 from tests.conftest import wait_until
 from tests.services import run_sheaf
-from tests.workers.conftest import RunningWorker
+from tests.workers.conftest import Shop
+
+LETTERS = "sheaf:dead:infer.echo"
 
 Dead = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def dead(worker: RunningWorker, tmp_path: Path) -> Dead:
-    """Runs `sheaf dead …` against the worker's server."""
+def dead(shop: Shop, tmp_path: Path) -> Dead:
+    """Runs `sheaf dead …` against the shop's server."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_sheaf("dead", *arguments, folder=tmp_path, SHEAF_BROKER__URL=worker.url)
+        return run_sheaf("dead", *arguments, folder=tmp_path, SHEAF_BROKER__URL=shop.url)
 
     return run
 
 
 @pytest.fixture
-def buried(worker: RunningWorker, celery_client: Celery, valkey_url: str) -> list[str]:
-    """Ids of three calls that cannot be served."""
-    sent = [celery_client.send_task("another.task", args=[n], queue="infer.echo").id for n in range(3)]
-    with redis.Redis.from_url(valkey_url) as client:
-        client.lpush("infer.echo", b"\xff\x00 no JSON")
-        wait_until(lambda: client.llen("sheaf:dead:infer.echo") == 4, description="all are with the dead letters")
+def buried(shop: Shop) -> list[str]:
+    """Ids of three calls that cannot be served; with what is no message they are all letters that there are."""
+    shop.client.delete(LETTERS)
+    sent = [shop.app.send_task("another.task", args=[n], queue="infer.echo").id for n in range(3)]
+    shop.client.lpush("infer.echo", b"\xff\x00 no JSON")
+    wait_until(lambda: shop.client.llen(LETTERS) == 4, description="all are with the dead letters")
     return sent
 
 
@@ -54,7 +54,7 @@ def test_a_letter_is_shown_with_its_message(dead: Dead, buried: list[str]) -> No
     assert r"\xff" in dead("show", "echo", number).stdout
 
 
-def test_a_retried_letter_runs_again(dead: Dead, buried: list[str], valkey_url: str) -> None:
+def test_a_retried_letter_runs_again(dead: Dead, buried: list[str]) -> None:
     """It cannot be served this time either, so it comes back as a new letter."""
     before = {letter["job_id"]: letter["number"] for letter in json.loads(dead("list", "echo", "--json").stdout)}
     assert dead("retry", "echo", buried[1]).stdout == "1 put back on infer.echo\n"
