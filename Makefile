@@ -9,8 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHEAF := $(BIN)/sheaf
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-# Python compiles what is imported; all of it at once takes a minute, for modules that nothing imports.
+# Python compiles what is imported, and keeps that; all of it at once takes a minute, for modules that nothing imports.
 PIP_INSTALL := $(PIP) install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --unsafe-package torch --unsafe-package pip --constraint requirements/torch.lock \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 

@@ -128,6 +128,8 @@ class Cluster:
 
     def stop_workers(self) -> list[str]:
         """Stop the workers in order; a line for each that did not end as it should."""
+        # One that was started a moment ago does not know yet what a signal means.
+        wait_for(lambda: all(map(Worker.serving, self.workers)))
         statuses = {worker.name: worker.service.stop(STOP_TIMEOUT_S) for worker in self.workers}
         return [f"{name} was told to stop and ended with status {code}" for name, code in statuses.items() if code]
 
