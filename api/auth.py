@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from api import kinds
+from api.headers import header
 from api.problems import Problem
 from api.schemas import PRIORITIES, PriorityName
 from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope, Webhook
@@ -89,7 +90,7 @@ class Gate:
 
     async def caller(self, request: Request, scope: Scope) -> Caller:
         """Who sends this request. Raises `Problem` when they may not, `BrokerUnavailable` when that is not known."""
-        found = _BEARER.fullmatch(request.headers.get("authorization", ""))
+        found = _BEARER.fullmatch(header(request, b"authorization") or "")
         token = found[1] if found else None
         if not await self._closed(token):
             if self._required:
@@ -148,7 +149,7 @@ class Gate:
 
 def _refuse_other_hosts(request: Request) -> None:
     """A web page may let its own name point at this machine, and have its visitors' browsers call an open server."""
-    host = request.headers.get("host", "")
+    host = header(request, b"host") or ""
     if not _is_address(host):
         raise Problem(
             kinds.MISDIRECTED,

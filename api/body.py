@@ -6,10 +6,10 @@ import asyncio
 import re
 from contextlib import suppress
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from api import kinds
+from api.headers import header
 from api.problems import Problem
 
 #: How much of a refused body is still taken, and for how long, seconds.
@@ -24,8 +24,8 @@ async def body_of(request: Request, limit: int) -> bytes:
 
     Raises `Problem`, and `ClientDisconnect` when the caller goes away before all of it is there.
     """
-    _check_kind(request.headers)
-    declared = request.headers.get("content-length", "")
+    _check_kind(request)
+    declared = header(request, b"content-length") or ""
     if declared.isdecimal() and int(declared) > limit:
         await _discard(request)
         raise _too_large(limit)
@@ -45,23 +45,23 @@ async def body_of(request: Request, limit: int) -> bytes:
             return b"".join(chunks)
 
 
-def _check_kind(headers: Headers) -> None:
-    content_type = headers.get("content-type", "")
+def _check_kind(request: Request) -> None:
+    content_type = header(request, b"content-type") or ""
     if content_type != "application/json" and not _JSON.match(content_type):
         # Forms and plain text are what a browser sends to any address without asking.
         raise Problem(
             kinds.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
         )
-    for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
-        encoding = headers.get(name, plain)
-        if encoding.lower() != plain:
+    for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
+        encoding = header(request, name)
+        if encoding is not None and encoding.lower() != plain:
             # A few packed kilobytes may hold gigabytes.
-            raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without `{name}: {encoding}`")
+            raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without `{name.decode()}: {encoding}`")
 
 
 async def _discard(request: Request) -> None:
     """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer."""
-    if "expect" in request.headers:
+    if header(request, b"expect") is not None:
         # It sends nothing before it is asked to.
         return
     size = 0

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from api import kinds, problems, state, tasks
 from api.auth import Caller
+from api.headers import header
 from api.problems import Problem
 from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
@@ -227,7 +228,7 @@ async def _refuse_failed(shared: state.ApiState, model: str) -> None:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = header(request, b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise Problem(kinds.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
     return key

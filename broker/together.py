@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+
+#: Round trips at once: while the server works on one, callers' requests become the next.
+FLIGHTS = 2
 
 
 class Together(Generic[Asked, Answer]):
@@ -22,22 +25,26 @@ class Together(Generic[Asked, Answer]):
         self._most = most
         self._carry_out = carry_out
         self._pending: list[tuple[Asked, asyncio.Future[Answer]]] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self._flushers: set[asyncio.Task[None]] = set()
+        #: The last flusher has not begun: what is asked meanwhile goes with it.
+        self._starting = False
 
     async def ask(self, asked: Asked) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending.append((asked, future))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
+        if not self._starting and len(self._flushers) < FLIGHTS:
+            self._starting = True
+            self._flushers.add(asyncio.create_task(self._flush()))
         return await future
 
     async def _flush(self) -> None:
+        self._starting = False
         try:
             while self._pending:
                 together, self._pending = self._pending[: self._most], self._pending[self._most :]
                 await self._carry_out(together)
         finally:
-            self._flusher = None
+            self._flushers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
 
 def fail(entries: Sequence[tuple[object, asyncio.Future[Answer]]], error: Exception) -> None:
