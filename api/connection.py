@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from api import kinds, problems
 from api.body import DISCARD_BYTES
 from api.kinds import Kind
+from api.light import LightEvent, ShortQueue
 from api.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -50,42 +51,68 @@ class Bounds:
     max_body_bytes: int
 
 
+class _Now:
+    """What we know of a connection, apart from it: beyond thirty fields an object has a dict of its own, of a kB."""
+
+    __slots__ = (
+        "bounds",
+        "came",
+        "close_at",
+        "content",
+        "fault",
+        "gone",
+        "headers_bytes",
+        "heard_at",
+        "in_body",
+        "owed_since",
+        "refused",
+        "running",
+        "unread_since",
+        "unsent",
+    )
+
+    def __init__(self, bounds: Bounds, refused: Callable[[Kind], None]) -> None:
+        self.bounds = bounds
+        self.refused = refused
+        #: Why the parser was stopped.
+        self.fault: Problem | None = None
+        #: The request that is being answered, or was last; `cycle` is the last that came.
+        self.running: RequestResponseCycle | None = None
+        self.gone: Callable[[], None] | None = None
+        #: Since when the caller has owed the rest of a message; None when it owes nothing.
+        self.owed_since: float | None = None
+        self.heard_at: float | None = None
+        self.in_body = False
+        #: Of the message that is under way: bytes that came, and those of them that were content.
+        self.came = 0
+        self.content = 0
+        self.headers_bytes = 0
+        self.unsent = 0
+        self.unread_since = 0.0
+        self.close_at: float | None = None
+
+
 class Connection(HttpToolsProtocol):
     """Made by uvicorn, one a connection; `check` must be called every second or so."""
 
     def __init__(self, bounds: Bounds, refused: Callable[[Kind], None], **given: Any) -> None:
         super().__init__(**given)
-        self._bounds = bounds
-        self._refused = refused
-        #: Why the parser was stopped.
-        self._fault: Problem | None = None
-        #: The request that is being answered, or was last; `cycle` is the last that came.
-        self._running: RequestResponseCycle | None = None
-        self._gone: Callable[[], None] | None = None
-        #: Since when the caller has owed the rest of a message; None when it owes nothing.
-        self._owed_since: float | None = None
-        self._heard_at: float | None = None
-        self._in_body = False
-        #: Of the message that is under way: bytes that came, and those of them that were content.
-        self._came = 0
-        self._content = 0
-        self._headers_bytes = 0
-        self._unsent = 0
-        self._unread_since = 0.0
-        self._close_at: float | None = None
+        self.pipeline = ShortQueue()  # type: ignore[assignment]  # all that is asked of the deque
+        self._now = _Now(bounds, refused)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._owed_since = self.loop.time()
-        beyond = len(self.connections) - self._bounds.max_connections
+        self.flow._is_writable_event = LightEvent(True)
+        self._now.owed_since = self.loop.time()
+        beyond = len(self.connections) - self._now.bounds.max_connections
         if beyond > MAX_TURNED_AWAY:
-            self._refused(kinds.TOO_MANY_CONNECTIONS)
+            self._now.refused(kinds.TOO_MANY_CONNECTIONS)
             self.transport.abort()
         elif beyond > 0:
             self._refuse(
                 Problem(
                     kinds.TOO_MANY_CONNECTIONS,
-                    f"this process serves {self._bounds.max_connections} at once (api.max_connections): use fewer",
+                    f"this process serves {self._now.bounds.max_connections} at once (api.max_connections): use fewer",
                     headers={"retry-after": "1"},
                 )
             )
@@ -97,39 +124,39 @@ class Connection(HttpToolsProtocol):
     def _forget_request(self) -> None:
         """Whoever answers it learns that the caller is gone; uvicorn tells only the last of several."""
         self.pipeline.clear()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
-        if self._gone is not None:
-            self._gone()
+        if self._now.running is not None and not self._now.running.response_complete:
+            self._now.running.disconnected = True
+            self._now.running.message_event.set()
+        if self._now.gone is not None:
+            self._now.gone()
 
     def when_gone(self, callback: Callable[[], None] | None) -> None:
         """Have this called when the caller of the request that is being answered goes away; None takes it back.
 
         A task that waits for `http.disconnect` does the same, and takes kilobytes for each of thousands who wait.
         """
-        self._gone = callback
-        if callback is not None and self._running is not None and self._running.disconnected:
+        self._now.gone = callback
+        if callback is not None and self._now.running is not None and self._now.running.disconnected:
             callback()
 
     def data_received(self, data: bytes) -> None:
-        if self._close_at is not None:
+        if self._now.close_at is not None:
             return
-        self._heard_at = self.loop.time()
-        if self._owed_since is None:
-            self._owed_since = self._heard_at
-        self._came += len(data)
+        self._now.heard_at = self.loop.time()
+        if self._now.owed_since is None:
+            self._now.owed_since = self._now.heard_at
+        self._now.came += len(data)
         super().data_received(data)
-        if self._owed_since is not None and not self.transport.is_closing() and (fault := self._excess()):
+        if self._now.owed_since is not None and not self.transport.is_closing() and (fault := self._excess()):
             self._refuse(fault)
 
     def _excess(self) -> Problem | None:
         """What is wrong with the size of a message that is under way."""
-        if not self._in_body:
-            return _head_too_large() if self._came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
-        if self._content > self._bounds.max_body_bytes + DISCARD_BYTES:
-            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._bounds.max_body_bytes} bytes")
-        if self._came - self._content > MAX_HEAD_BYTES + self._content:
+        if not self._now.in_body:
+            return _head_too_large() if self._now.came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
+        if self._now.content > self._now.bounds.max_body_bytes + DISCARD_BYTES:
+            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._now.bounds.max_body_bytes} bytes")
+        if self._now.came - self._now.content > MAX_HEAD_BYTES + self._now.content:
             return Problem(kinds.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
         return None
 
@@ -140,7 +167,7 @@ class Connection(HttpToolsProtocol):
         self.scope["state"]["when_gone"] = self.when_gone
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
-        self._turn(self._heard_at, in_body=False)
+        self._turn(self._now.heard_at, in_body=False)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -148,11 +175,11 @@ class Connection(HttpToolsProtocol):
             self._stop(kinds.TARGET_TOO_LONG, f"a request's target may have {MAX_TARGET_BYTES} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:
+        if self._now.in_body:
             # A trailer: who has checked the headers would not know of it.
             return
-        self._headers_bytes += len(name) + len(value)
-        if self._headers_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+        self._now.headers_bytes += len(name) + len(value)
+        if self._now.headers_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise self._stopped(_head_too_large())
         super().on_header(name, value)
 
@@ -162,16 +189,17 @@ class Connection(HttpToolsProtocol):
             # The parser would take the body for another protocol's, and what follows it for the next request.
             self._stop(kinds.BAD_REQUEST, "this server speaks HTTP/1.1 only: send it without `Upgrade`")
         super().on_headers_complete()
+        self.cycle.message_event = LightEvent()
         if upgrade:
             self.cycle.keep_alive = False
-        self._turn(self._heard_at, in_body=True)
+        self._turn(self._now.heard_at, in_body=True)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
+        self._now.running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        self._content += len(body)
+        self._now.content += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -180,15 +208,15 @@ class Connection(HttpToolsProtocol):
 
     def _turn(self, owed_since: float | None, *, in_body: bool) -> None:
         """The next part of a message begins, or the message has ended."""
-        self._owed_since = owed_since
-        self._in_body = in_body
-        self._came = self._content = self._headers_bytes = 0
+        self._now.owed_since = owed_since
+        self._now.in_body = in_body
+        self._now.came = self._now.content = self._now.headers_bytes = 0
 
     def _stop(self, kind: Kind, detail: str) -> NoReturn:
         raise self._stopped(Problem(kind, detail))
 
     def _stopped(self, fault: Problem) -> Problem:
-        self._fault = fault
+        self._now.fault = fault
         return fault
 
     def send_400_response(self, msg: str) -> None:
@@ -196,56 +224,56 @@ class Connection(HttpToolsProtocol):
         error = sys.exception()
         # Anything else that fails in a callback is uvicorn reading the target.
         cause = "its target cannot be read" if isinstance(error, HttpParserCallbackError) else str(error or msg)
-        self._refuse(self._fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
+        self._refuse(self._now.fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
 
     def check(self, now: float) -> None:
         """Cut off a caller whose time is over. `now` is the loop's time."""
         unsent = self.transport.get_write_buffer_size()
-        if self._close_at is not None:
-            if now >= self._close_at:
+        if self._now.close_at is not None:
+            if now >= self._now.close_at:
                 self.transport.abort()
         elif unsent:
-            if not self._unsent or unsent < self._unsent:
-                self._unread_since = now
-            elif now - self._unread_since > self._bounds.send_timeout_s:
-                self._refused(kinds.REQUEST_TIMEOUT)
+            if not self._now.unsent or unsent < self._now.unsent:
+                self._now.unread_since = now
+            elif now - self._now.unread_since > self._now.bounds.send_timeout_s:
+                self._now.refused(kinds.REQUEST_TIMEOUT)
                 self.transport.abort()
-        elif self._owed_since is not None:
-            self._check_debt(now, self._owed_since)
-        self._unsent = unsent
+        elif self._now.owed_since is not None:
+            self._check_debt(now, self._now.owed_since)
+        self._now.unsent = unsent
 
     def _check_debt(self, now: float, since: float) -> None:
-        heard_at = self._heard_at
+        heard_at = self._now.heard_at
         if heard_at is None:
-            if now - since > self._bounds.head_timeout_s:
+            if now - since > self._now.bounds.head_timeout_s:
                 self.transport.close()
         elif self.flow.read_paused:
             # It is we who do not take it.
-            self._owed_since = self._heard_at = now
-        elif not self._in_body:
-            if now - since > self._bounds.head_timeout_s:
-                self._refuse(_late("head", "api.head_timeout_s", self._bounds.head_timeout_s))
-        elif max(now - heard_at, now - since - self._content / MIN_BODY_RATE) > self._bounds.body_timeout_s:
-            self._refuse(_late("body", "api.body_timeout_s", self._bounds.body_timeout_s))
+            self._now.owed_since = self._now.heard_at = now
+        elif not self._now.in_body:
+            if now - since > self._now.bounds.head_timeout_s:
+                self._refuse(_late("head", "api.head_timeout_s", self._now.bounds.head_timeout_s))
+        elif max(now - heard_at, now - since - self._now.content / MIN_BODY_RATE) > self._now.bounds.body_timeout_s:
+            self._refuse(_late("body", "api.body_timeout_s", self._now.bounds.body_timeout_s))
 
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops: it waits for answers, and not for what callers have yet to send."""
-        if self._owed_since is not None and self._in_body:
+        if self._now.owed_since is not None and self._now.in_body:
             self._refuse(Problem(kinds.NOT_READY, "the server is stopping"))
-        if self._close_at is not None:
+        if self._now.close_at is not None:
             self.transport.close()
         else:
             super().shutdown()
 
     def _refuse(self, fault: Problem) -> None:
         """Answer with this where the caller can tell what it answers; take nothing more, and close."""
-        self._refused(fault.kind)
+        self._now.refused(fault.kind)
         log.debug("A connection was refused.", extra={"kind": fault.kind.slug, "client": self.client})
-        running = self._running
+        running = self._now.running
         answerable = (
             running is None
             or running.response_complete
-            or (self._in_body and running is self.cycle and not running.response_started)
+            or (self._now.in_body and running is self.cycle and not running.response_started)
         )
         self._forget_request()
         if not answerable:
@@ -255,7 +283,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._close_at = self.loop.time() + LINGER_S
+        self._now.close_at = self.loop.time() + LINGER_S
 
 
 def _head_too_large() -> Problem:

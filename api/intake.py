@@ -192,29 +192,16 @@ async def _wait(
     expires_at: float | None = None,
 ) -> JobState | None:
     """The job's state at its end or after so long; None when the caller goes, or the server stops, before that."""
-    gone = _Gone(waiter)
     # The server's own connections (`api.connection`) put it there.
     when_gone: Callable[[Callable[[], None] | None], None] = request.state.when_gone
-    when_gone(gone.happen)
+    when_gone(waiter.abandon)
     stopping = shared.envelope.stopping
     try:
-        return await shared.broker.wait(job_id, wait_s, waiter, expires_at, lambda: gone.happened or stopping.is_set())
+        return await shared.broker.wait(
+            job_id, wait_s, waiter, expires_at, lambda: waiter.abandoned or stopping.is_set()
+        )
     finally:
         when_gone(None)
-
-
-class _Gone:
-    """Whether the caller went away while it waited."""
-
-    __slots__ = ("_waiter", "happened")
-
-    def __init__(self, waiter: Waiter) -> None:
-        self._waiter = waiter
-        self.happened = False
-
-    def happen(self) -> None:
-        self.happened = True
-        self._waiter.wake()
 
 
 async def _refuse_failed(shared: state.ApiState, model: str) -> None:

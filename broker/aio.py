@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Self
 
 import redis.asyncio
@@ -106,7 +106,7 @@ class AsyncBroker:
             return state
         return await self._expire(state)
 
-    def waiter(self, job_id: str) -> AbstractContextManager[Waiter]:
+    def waiter(self, job_id: str) -> Waiter:
         """Woken when there is news of the job; one that was there before the job was submitted misses nothing."""
         return self._listener.waiter(job_id)
 

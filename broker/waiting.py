@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Self
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
@@ -33,13 +34,31 @@ SEPARATOR = b"\n"
 
 
 class Waiter:
-    """One wait for one job. Thousands may wait at once, so it is little more than a future."""
+    """One wait for one job, while its context is open. Thousands may wait at once: it is little more than a future."""
 
-    __slots__ = ("_future", "_woken")
+    __slots__ = ("_all", "_future", "_key", "_woken", "abandoned")
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes, all_waiters: dict[bytes, list[Waiter]]) -> None:
+        self._key = key
+        self._all = all_waiters
         self._woken = False
         self._future: asyncio.Future[None] | None = None
+        #: Whoever waited has gone.
+        self.abandoned = False
+
+    def __enter__(self) -> Self:
+        self._all.setdefault(self._key, []).append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        others = self._all[self._key]
+        others.remove(self)
+        if not others:
+            del self._all[self._key]
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self.wake()
 
     def wake(self) -> None:
         self._woken = True
@@ -81,25 +100,15 @@ class ResultListener:
         self._revoking: set[asyncio.Task[None]] = set()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
-        self._waiters: dict[bytes, set[Waiter]] = {}
+        self._waiters: dict[bytes, list[Waiter]] = {}
 
     def __len__(self) -> int:
         return sum(len(waiters) for waiters in self._waiters.values())
 
-    @contextmanager
-    def waiter(self, job_id: str) -> Iterator[Waiter]:
+    def waiter(self, job_id: str) -> Waiter:
         """A waiter that is woken when the job has ended, and whenever its end may have been missed."""
-        key = self._keys.result(job_id).encode()
-        waiter = Waiter()
-        waiters = self._waiters.setdefault(key, set())
-        waiters.add(waiter)
         self.start()
-        try:
-            yield waiter
-        finally:
-            waiters.discard(waiter)
-            if not waiters and self._waiters.get(key) is waiters:
-                del self._waiters[key]
+        return Waiter(self._keys.result(job_id).encode(), self._waiters)
 
     def wake_all(self) -> None:
         """Every waiter looks for itself."""
@@ -171,6 +180,6 @@ class ResultListener:
             log.warning("A revoke was heard, and the broker is away.", extra={"cause": str(error)})
 
 
-def _wake(waiters: set[Waiter] | tuple[()]) -> None:
+def _wake(waiters: Sequence[Waiter]) -> None:
     for waiter in waiters:
         waiter.wake()

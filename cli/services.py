@@ -14,7 +14,6 @@ import typer
 
 from api.binding import is_loopback
 from broker.embedded import EmbeddedServer
-from cli import supervision
 from cli.devices import chosen_devices
 from cli.first_key import FirstKey
 from cli.loading import loaded_settings
@@ -54,6 +53,8 @@ def up(devices: Devices = None) -> None:
     """
     _set_devices(devices)
     loaded = _with_password(loaded_settings())
+    from cli import supervision
+
     supervision.run_everything(loaded.settings, chosen_devices(loaded.settings.workers.devices))
 
 
@@ -80,6 +81,8 @@ def api(
             if settings.api.workers == 1:
                 server.run(settings, listener)
             else:
+                from cli import supervision
+
                 supervision.run_api(settings, listener)
         except SystemExit:
             if wanted is None or not wanted.came:
@@ -108,6 +111,8 @@ def worker(devices: Devices = None) -> None:
     """
     _set_devices(devices)
     settings = loaded_settings().settings
+    from cli import supervision
+
     supervision.run_workers(settings, chosen_devices(settings.workers.devices))
 
 
