@@ -123,6 +123,21 @@ def test_a_burst_of_waiting_callers_is_served(api: RunningApi) -> None:
         assert set(pool.map(one, range(150))) <= {200, 202}
 
 
+def test_results_that_nobody_reads_leave_nothing_behind_in_the_api(api: RunningApi, client: httpx.Client) -> None:
+    """Celery's own client subscribes to each result, and stays so until somebody reads it (celery#3808)."""
+
+    def listening() -> tuple[int, int]:
+        connections = plain.client_list(_type="pubsub")
+        return len(connections), sum(int(one["sub"]) for one in connections)
+
+    with redis.Redis.from_url(api.broker.url) as plain:
+        submit(client, {"model": "echo", "input": 0}, Prefer="wait=5")
+        before = listening()
+        ids = [submit(client, {"model": "echo", "input": n}).json()["id"] for n in range(40)]
+        assert client.get(f"/v1/jobs/{ids[-1]}?wait=5").json()["status"] == "succeeded"
+        assert listening() == before
+
+
 def test_waits_survive_connections_that_are_cut_again_and_again(api: RunningApi, client: httpx.Client) -> None:
     stop = threading.Event()
 
