@@ -113,7 +113,7 @@ async def embed(request: Request) -> Response:
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     try:
-        wanted = _REQUESTS.validate_python(intake.parsed(body))
+        wanted = _REQUESTS.validate_python(intake.parsed(body, EmbeddingsRequest))
     except ValidationError as error:
         raise problems.of_validation(error) from None
     _check_model(shared, wanted)

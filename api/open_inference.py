@@ -231,7 +231,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     model = await _model(shared, name, version)
     try:
-        wanted = _REQUESTS.validate_python(intake.parsed(body))
+        wanted = _REQUESTS.validate_python(intake.parsed(body, InferRequest))
         rows = _rows(wanted.inputs[0], model)
         job_request = JobRequest.model_validate({"webhook": None, **wanted.parameters, "model": name, "inputs": rows})
     except ValidationError as error:

@@ -126,6 +126,9 @@ def _message(error: Mapping[str, object]) -> str:
     if error["type"] == "extra_forbidden":
         near = get_close_matches(str(_parts(error)[-1])[:MAX_NAME], JobRequest.model_fields, n=1)
         return f"there is no such field; did you mean `{near[0]}`?" if near else "there is no such field"
+    if error["type"] == "model_type":
+        # Its own words name a class of ours.
+        return "a JSON object is expected"
     return str(error["msg"]).removeprefix("Value error, ")
 
 
