@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -26,15 +26,19 @@ class Together(Generic[Asked, Answer]):
         self._carry_out = carry_out
         self._pending: list[tuple[Asked, asyncio.Future[Answer]]] = []
         self._flushers: set[asyncio.Task[None]] = set()
+        self._flying = 0
         #: The last flusher has not begun: what is asked meanwhile goes with it.
         self._starting = False
 
     async def ask(self, asked: Asked) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending.append((asked, future))
-        if not self._starting and len(self._flushers) < FLIGHTS:
+        if not self._starting and self._flying < FLIGHTS:
             self._starting = True
-            self._flushers.add(asyncio.create_task(self._flush()))
+            self._flying += 1
+            flusher = asyncio.create_task(self._flush())
+            self._flushers.add(flusher)
+            flusher.add_done_callback(self._flushers.discard)
         return await future
 
     async def _flush(self) -> None:
@@ -44,7 +48,8 @@ class Together(Generic[Asked, Answer]):
                 together, self._pending = self._pending[: self._most], self._pending[self._most :]
                 await self._carry_out(together)
         finally:
-            self._flushers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            # Not when it is seen as done, a turn of the loop later: until then nobody would start the next.
+            self._flying -= 1
 
 
 def fail(entries: Sequence[tuple[object, asyncio.Future[Answer]]], error: Exception) -> None:

@@ -97,9 +97,19 @@ def list_keys(as_json: Json = False) -> None:
 
 
 @app.command()
-def revoke(key_id: Annotated[str, typer.Argument(help="Its id, as `sheaf keys list` shows it.")]) -> None:
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Its id, as `sheaf keys list` shows it.")],
+    last: Annotated[
+        bool, typer.Option("--last", help="Also the last one, after which an API on loopback lets everybody in.")
+    ] = False,
+) -> None:
     """Make a key open nothing any more, within a second. Its owner's jobs stay."""
     with _open(loaded_settings().settings) as keys:
+        if not last and len(keys.all()) == 1:
+            raise CommandError(
+                "it may be the last key, and without any an API on loopback lets everybody in: create another first, "
+                "or give --last"
+            )
         if not keys.revoke(key_id.removeprefix("sheaf_").partition("_")[0]):
             raise CommandError(f"there is no key {key_id}: see `sheaf keys list`")
         left = len(keys.all())

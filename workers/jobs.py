@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,9 +164,11 @@ def finished(job: Job, served: Served, now: float) -> Ending:
     try:
         return _succeeded(job, served, output, now)
     except TypeError as error:
-        if not job.many:
-            return failed(job, served, _not_json(error), now)
-        return _succeeded(job, served, [_row_outcome(_writable(row)) for row in outputs], now)
+        if job.many:
+            # Rows that can be written alone may be nested too deeply for the list of all.
+            with suppress(TypeError):
+                return _succeeded(job, served, [_row_outcome(_writable(row)) for row in outputs], now)
+        return failed(job, served, _not_json(error), now)
 
 
 def _succeeded(job: Job, served: Served, output: object, now: float) -> Ending:

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from broker import BadMessage, Broker, BrokerUnavailable, JobStatus, Progress, SettleAnswer, Settlement
-from inference import gpu_memory_bytes
+from inference import RowError, gpu_memory_bytes
 from telemetry.logs import LineWriter
 from telemetry.metrics import WorkerMetrics, padding_ratio
 from workers.backoff import persist
 from workers.handover import Burials, Endings, Handover, RunBatch
-from workers.jobs import Burial, Ending, Job, Served, finished
+from workers.jobs import Burial, Ending, Job, Served, failed, finished
 from workers.lane import Lane
 from workers.threads import Grace, core_thread
 from workers.watch import StepWatch
@@ -96,7 +96,7 @@ class Settler:
             job.postprocess_s += postprocess_s
             job.batch_size = max(job.batch_size, len(batch.rows))
             if job.rows_left == 0:
-                endings.append(finished(job, lane.served, now))
+                endings.append(_finished(job, lane.served, now))
         if lane.kind.buries_failures:
             failed = [ending for ending in endings if ending.status is JobStatus.FAILED]
             endings = [ending for ending in endings if ending.status is not JobStatus.FAILED]
@@ -223,6 +223,15 @@ def _burial(lane: Lane, ending: Ending) -> Burial:
     caller = job.message.headers.get("parent_id")
     reason = f"what follows job {caller} could not be called: {error.type}: {error.message}"
     return lane.bury(job.lease, BadMessage(reason, job_id=job.id), error.type)
+
+
+def _finished(job: Job, served: Served, now: float) -> Ending:
+    """The job's ending; whatever is wrong with one job is no other's failure."""
+    try:
+        return finished(job, served, now)
+    except Exception as error:
+        log.exception("A job cannot be finished; it fails alone.", extra={"job_id": job.id})
+        return failed(job, served, RowError.of(error, with_traceback=False), now)
 
 
 def _rescued(item: RunBatch | Endings | Burials) -> Burials:

@@ -248,7 +248,7 @@ def test_a_high_priority_job_overtakes(client: httpx.Client) -> None:
         ({"model": "echo", "input": 1, "surprise": 1}, "surprise"),
         ({"model": "echo", "input": 1, "metadata": []}, "dictionary"),
         ({"input": 1}, "model: Field required"),
-        ([1], "JobRequest"),
+        ([1], "a JSON object is expected"),
     ],
 )
 def test_a_wrong_body_is_refused_with_the_field_and_what_to_do(client: httpx.Client, body: object, said: str) -> None:

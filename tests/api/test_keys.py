@@ -97,6 +97,14 @@ def test_a_key_whose_last_letter_is_wrong_opens_nothing(guarded: Front) -> None:
         assert kind(wrong.post("/v1/jobs", json=JOB)) == (401, "unauthenticated")
 
 
+def test_the_last_key_is_not_revoked_by_mistake(unguarded: Front) -> None:
+    made = json.loads(unguarded.sheaf("keys", "create", "shop", "--json"))
+    with pytest.raises(AssertionError, match="give --last"):
+        unguarded.sheaf("keys", "revoke", made["id"])
+    in_force(unguarded)
+    assert "Revoked. It was the last one" in unguarded.sheaf("keys", "revoke", made["id"], "--last")
+
+
 def test_the_webhook_of_a_key_is_told_of_jobs_that_name_none(guarded: Front) -> None:
     url, own = "https://8.8.8.8/of-the-key", "https://8.8.8.8/of-the-job"
     options = ("--webhook-url", url, "--webhook-events", "job.cancelled,job.failed")

@@ -77,6 +77,11 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
     load(tmp_path, None, SHEAF_PORT="tcp://10.0.0.1:80", SHEAF_CONFIG="x")
 
 
+def test_off_may_stand_in_yaml_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("api: {metrics: off}")
+    assert load_settings(tmp_path / "own.yaml", {}).settings.api.metrics == "off"
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [

@@ -261,6 +261,13 @@ def test_log_lines_and_metrics_tell_of_calls(running: Running) -> None:
     assert 'sheaf_queue_depth{priority="0",queue="sheaf.webhooks"}' in text
 
 
+def test_no_word_of_a_receivers_answer_is_logged(running: Running) -> None:
+    running.receiver.answer("/repeats", Reply(400, body=b"bad input: the text of a user"))
+    delivery = running.over(running.submit("/repeats"))
+    assert "the text of a user" in delivery["attempts"][-1]["error"]
+    assert "the text of a user" not in running.io.log()
+
+
 def test_a_killed_io_worker_loses_no_delivery(running: Running) -> None:
     running.receiver.answer("/killed", Reply(hang=True), 200)
     job_id = running.submit("/killed")

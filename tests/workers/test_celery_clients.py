@@ -188,6 +188,18 @@ def test_whatever_a_handler_does_to_one_row_the_others_are_served(shop: Shop, ro
     assert call(["c"]).get(timeout=10) == [{"output": "c"}]
 
 
+def test_a_job_that_is_nested_too_deeply_to_be_written_fails_alone(shop: Shop) -> None:
+    deep: object = []
+    for _ in range(251):
+        deep = [deep]
+    sent = [shop.call(n) for n in range(5)]
+    bad = shop.app.send_task("sheaf.infer", kwargs={"inputs": [deep]}, queue=ECHO)
+    sent += [shop.call(n) for n in range(5, 10)]
+    assert [result.get(timeout=10) for result in sent] == list(range(10))
+    with pytest.raises(TypeError, match="JSON"):
+        bad.get(timeout=10)
+
+
 def test_arrays_need_not_be_contiguous(shop: Shop) -> None:
     assert shop.app.send_task("sheaf.infer", args=["every other"], queue="infer.wild").get(timeout=10) == [0, 2, 4]
 

@@ -172,6 +172,16 @@ def test_a_receiver_is_called_no_sooner_than_it_asked_for(post: Post, status: in
     assert 0.9 <= second.at - first.at < 5
 
 
+@pytest.mark.parametrize(
+    "date", ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "Mon, 01 Jan 2020 00:00:00 +9999999999999", "soon", ""]
+)
+def test_a_moment_that_is_none_changes_nothing(post: Post, date: str) -> None:
+    url = post.receiver.answer("/odd", Reply(503, {"retry-after": date}), 200)
+    with post.courier():
+        [delivery] = post.over(post.tell(url))
+    assert (delivery.state, [attempt.status for attempt in delivery.attempts]) == (DeliveryState.DELIVERED, [503, 200])
+
+
 def test_a_receiver_that_does_not_answer_is_given_up(post: Post) -> None:
     with post.courier(timeout_s=0.2, retry_schedule_s=(0,)):
         [delivery] = post.over(post.tell(post.receiver.answer("/mute", Reply(hang=True))))

@@ -73,7 +73,9 @@ class Caller:
         except TimeoutError:
             error = f"no answer within {self._timeout_s:g} s"
         except (aiohttp.ClientError, OSError, Refused, ValueError) as failure:
-            error = str(failure) or type(failure).__name__
+            # The library's own text of such a one has the whole URL, whose path may be a secret.
+            told = failure.message if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
+            error = told or type(failure).__name__
         if status is None:
             duration_s = time.monotonic() - begin
         return Answer(at, duration_s, status, error, retry_after_s)
@@ -137,6 +139,6 @@ def _retry_after(value: str | None, now: float) -> float | None:
         return float(value)
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)

@@ -163,7 +163,8 @@ class Carrier:
             "state": delivery.state.value,
             "attempt": delivery.tries,
             "status": attempt.status,
-            "error": attempt.error,
+            # What a receiver answers may repeat the job's content: that is for the delivery alone.
+            "error": attempt.error if attempt.status is None else None,
             "duration_ms": attempt.duration_ms,
             "next_attempt_at": delivery.next_attempt_at,
         }
