@@ -104,13 +104,14 @@ def revoke(
     ] = False,
 ) -> None:
     """Make a key open nothing any more, within a second. Its owner's jobs stay."""
+    wanted = key_id.removeprefix("sheaf_").partition("_")[0]
     with _open(loaded_settings().settings) as keys:
-        if not last and len(keys.all()) == 1:
+        if not last and [key.id for key in keys.all()] == [wanted]:
             raise CommandError(
-                "it may be the last key, and without any an API on loopback lets everybody in: create another first, "
+                "it is the last key, and without any an API on loopback lets everybody in: create another first, "
                 "or give --last"
             )
-        if not keys.revoke(key_id.removeprefix("sheaf_").partition("_")[0]):
+        if not keys.revoke(wanted):
             raise CommandError(f"there is no key {key_id}: see `sheaf keys list`")
         left = len(keys.all())
     typer.echo("Revoked." if left else "Revoked. It was the last one: an API on loopback lets everybody in now.")

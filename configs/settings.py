@@ -98,7 +98,6 @@ class ApiSettings(_Section):
     #: Who may scrape /metrics: callers with a key of the scope `metrics` (everybody, while no keys are in force);
     #: everybody; or nobody.
     metrics: Literal["keys", "open", "off"] = "keys"
-
     #: Longest `Prefer: wait=N` and `?wait=N`.
     max_wait_s: Annotated[float, Field(gt=0, le=600)] = 60.0
     #: Where callers find this service; makes the links in webhooks absolute.

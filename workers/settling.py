@@ -98,10 +98,10 @@ class Settler:
             if job.rows_left == 0:
                 endings.append(_finished(job, lane.served, now))
         if lane.kind.buries_failures:
-            failed = [ending for ending in endings if ending.status is JobStatus.FAILED]
+            failures = [ending for ending in endings if ending.status is JobStatus.FAILED]
             endings = [ending for ending in endings if ending.status is not JobStatus.FAILED]
-            if failed:
-                self._bury(Burials(lane, [_burial(lane, ending) for ending in failed]))
+            if failures:
+                self._bury(Burials(lane, [_burial(lane, ending) for ending in failures]))
         self._settle(lane, endings, self._batches)
         self._tell_progress(lane, [row.job for row in batch.rows if row.job.rows_left and row.job.message.recorded])
         self._report(batch, postprocess_s)
