@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,11 +14,11 @@ from api.problems import Problem, of_broker
 from broker import BrokerError
 
 
-class _Route(APIRoute):
+class _Route(APIRoute, ABC):
     @staticmethod
+    @abstractmethod
     def error(problem: Problem) -> object:
         """The member `error`."""
-        raise NotImplementedError
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
