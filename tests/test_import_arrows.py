@@ -15,6 +15,7 @@ from tests.services import REPOSITORY
 ARROWS: dict[str, set[str]] = {
     "batching": set(),
     "broker": set(),
+    "bulk": {"broker"},
     "configs": {"webhooks"},
     "inference": set(),
     "telemetry": set(),
@@ -30,6 +31,8 @@ ARROWS: dict[str, set[str]] = {
 ABSENT: dict[str, set[str]] = {
     "batching": {"torch", "celery", "redis", "pydantic"},
     "broker": {"torch", "celery", "kombu"},
+    "bulk.reading": {"torch", "celery", "redis", "pyarrow", "s3fs"},
+    "bulk.writing": {"torch", "celery", "redis", "pyarrow", "s3fs"},
     "configs": {"torch", "celery", "redis"},
     "inference": {"torch", "celery", "redis", "transformers"},
     "telemetry": {"torch", "celery", "redis"},

@@ -1,0 +1,77 @@
+"""What can go wrong between a file of rows and the file of their results.
+
+BulkError
+├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
+├── InputFailed         the input cannot be opened or read on; rows that came before were read in full
+├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
+│   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
+│   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
+├── NotResumable        this run cannot go on where an earlier one stopped
+│   ├── BadCheckpoint   the checkpoint cannot be read
+│   ├── InputChanged    the input is another one than the checkpoint's
+│   └── OptionsChanged  the run was asked for with other options than the checkpoint's
+
+One row that cannot be read is no error here: it is a `BadRow` among the rows.
+"""
+
+from __future__ import annotations
+
+
+class BulkError(Exception):
+    """Base of everything this room raises on purpose."""
+
+
+class UnsupportedFormat(BulkError):
+    """The format is unknown, or the place cannot hold it."""
+
+
+class InputFailed(BulkError):
+    """The input at `place` cannot be read, or not any further."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"cannot read {place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class OutputFailed(BulkError):
+    """The output at `place` cannot be written; what was flushed before stays as it is."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"cannot write {place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class OutputExists(OutputFailed):
+    """Something is there already that a new output would replace."""
+
+
+class SchemaMismatch(OutputFailed):
+    """A row brings a column, or a value of a type, that the output has no place for."""
+
+
+class NotResumable(BulkError):
+    """An earlier run cannot be gone on with."""
+
+
+class BadCheckpoint(NotResumable):
+    """The file at `path` is no checkpoint that this version understands."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot use the checkpoint {path}: {reason}")
+
+
+class InputChanged(NotResumable):
+    """The input is not the one that the checkpoint counts rows of."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the input changed since the checkpoint: {reason}; start anew, or bring the old input back")
+
+
+class OptionsChanged(NotResumable):
+    """The option `name` differs from the one that the earlier rows were made with."""
+
+    def __init__(self, name: str, before: object, now: object) -> None:
+        super().__init__(f"{name} was {before!r} when the run began and is {now!r} now; start anew, or ask as before")
+        self.name = name

@@ -1,0 +1,49 @@
+"""The forms that rows have in files, one module each; this one tells which form a file has."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from bulk.compression import Compression
+from bulk.errors import UnsupportedFormat
+from bulk.locations import Location
+
+
+class Format(StrEnum):
+    """How rows lie in a file."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    TSV = "tsv"
+    PARQUET = "parquet"
+
+
+#: Suffix -> format; text may have a suffix of its compression behind it.
+SUFFIXES = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".csv": Format.CSV,
+    ".tsv": Format.TSV,
+    ".parquet": Format.PARQUET,
+}
+
+
+def format_of(location: Location, asked: Format | None = None) -> Format:
+    """The format that was asked for, or else the one that the suffix names.
+
+    Raises:
+        UnsupportedFormat: there is neither, or the file could not hold it.
+    """
+    found = asked or SUFFIXES.get(location.suffix)
+    if found is None:
+        known = ", ".join(SUFFIXES)
+        what = "standard input and output have" if location.is_standard else f"{location.url} has"
+        raise UnsupportedFormat(f"{what} none of the suffixes {known}: name the format")
+    if found is Format.PARQUET and location.is_standard:
+        raise UnsupportedFormat("Parquet is read from its end and written in one piece: a pipe cannot hold it")
+    if found is Format.PARQUET and location.compression is not Compression.NONE:
+        raise UnsupportedFormat(f"{location.url}: Parquet is packed inside, without {location.compression} around it")
+    return found
+
+
+__all__ = ["SUFFIXES", "Format", "format_of"]

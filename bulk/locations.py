@@ -1,0 +1,240 @@
+"""Where a file of rows lies: a path, a URL that fsspec opens, or `-` for standard input and output.
+
+Only here is it known that files come from elsewhere: what a far end raises leaves as `InputFailed` or `OutputFailed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+from fsspec.core import url_to_fs
+
+from bulk.compression import DAMAGED, Compression, unpacked
+from bulk.errors import InputFailed, OutputFailed, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+#: What one read asks a disk for, bytes.
+_READ_BYTES = 1 << 20
+#: What one request asks a remote store for, bytes: enough that the round trip does not count.
+REMOTE_READ_BYTES = 8 << 20
+#: Stores take ten thousand parts an upload at most; these are the smallest parts that we send.
+_UPLOAD_PART_BYTES = 16 << 20
+_UPLOAD_PARTS = 9_000
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place for one file. `url` is what messages and checkpoints call it; it is absolute."""
+
+    url: str
+    #: Set for a file of this machine, links followed.
+    path: Path | None
+    name: str
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike[str]) -> Location:
+        """The place that `text` names: `-`, a path, `file://`, or any URL that fsspec knows.
+
+        Raises:
+            UnsupportedFormat: `text` names nothing.
+        """
+        text = os.fspath(text)
+        if not text or "\0" in text:
+            raise UnsupportedFormat(f"{text!r} names no file")
+        if text == "-":
+            return cls("-", None, "-")
+        if text.startswith("file://"):
+            text = unquote(urlsplit(text).path)
+        if "://" in text:
+            # Elsewhere than in HTTP a name may hold `?` and `#`.
+            path_part = unquote(urlsplit(text).path) if text.startswith(("http://", "https://")) else text
+            return cls(text, None, path_part.rpartition("/")[2])
+        path = Path(os.path.realpath(text))
+        return cls(str(path), path, path.name)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether this is standard input or output."""
+        return self.url == "-"
+
+    @property
+    def compression(self) -> Compression:
+        """How the name says the file is packed."""
+        return next(
+            (kind for kind in (Compression.GZIP, Compression.ZSTD) if self._lowered.endswith(kind)), Compression.NONE
+        )
+
+    @property
+    def suffix(self) -> str:
+        """The suffix in lower case, that of the compression left out: `.jsonl` for `a/b.JSONL.gz`."""
+        return Path(self._lowered.removesuffix(self.compression)).suffix
+
+    @property
+    def _lowered(self) -> str:
+        return self.name.lower()
+
+    def beside(self, suffix: str, folder: Path | None = None) -> Path:
+        """Where this machine keeps something that belongs to the file: next to it, or for a remote one in `folder`.
+
+        `folder` is the working directory unless given. The same location always gets the same path.
+        """
+        if self.path is not None:
+            return self.path.with_name(self.path.name + suffix)
+        told_apart = hashlib.sha256(self.url.encode()).hexdigest()[:12]
+        return (folder or Path.cwd()) / f"{self.name if not self.is_standard else 'standard'}.{told_apart}{suffix}"
+
+
+class _Guarded(io.RawIOBase):
+    """Reads another stream; whatever goes wrong there is an `InputFailed`."""
+
+    def __init__(self, location: Location, stream: BinaryIO, raw: BinaryIO) -> None:
+        self._location = location
+        self._stream = stream
+        self._raw = raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        try:
+            data = self._stream.read(len(view))
+        except DAMAGED as error:
+            raise InputFailed(self._location.url, _cause(error)) from error
+        except Exception as error:  # what clients of remote stores raise has no common base
+            raise InputFailed(self._location.url, _cause(error)) from error
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and not self._location.is_standard:
+            self._stream.close()
+            self._raw.close()
+        super().close()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open text file: its text, unpacked, and how far its bytes have been read."""
+
+    text: io.BufferedReader
+    raw: BinaryIO
+    size: int | None
+
+    def read_ratio(self) -> float | None:
+        """How much of the file has been read, 0 to 1; None where the size is unknown."""
+        return min(1.0, self.raw.tell() / self.size) if self.size else None
+
+
+def open_text(location: Location) -> Opened:
+    """Open a text file for reading from its beginning, unpacked as its name says.
+
+    Raises:
+        InputFailed: it cannot be opened; reading raises it as well.
+    """
+    raw, size = (sys.stdin.buffer, None) if location.is_standard else open_random(location)
+    try:
+        stream = unpacked(location.compression, raw)
+    except DAMAGED as error:
+        raise InputFailed(location.url, _cause(error)) from error
+    return Opened(io.BufferedReader(_Guarded(location, stream, raw), _READ_BYTES), raw, size)
+
+
+def open_random(location: Location, *, ahead: bool = True) -> tuple[BinaryIO, int | None]:
+    """Open a file as it lies there, and tell its size in bytes; it can be sought in. Not for standard input.
+
+    `ahead` says that it will be read from front to back.
+
+    Raises:
+        InputFailed: it cannot be opened.
+    """
+    try:
+        if location.path is not None:
+            file = location.path.open("rb", buffering=0 if ahead else _READ_BYTES)
+            return file, os.fstat(file.fileno()).st_size
+        fs, path = url_to_fs(location.url)
+        kind = "readahead" if ahead else "none"
+        remote = fs.open(path, "rb", block_size=REMOTE_READ_BYTES, cache_type=kind)
+        return remote, getattr(remote, "size", None)
+    except Exception as error:  # what clients of remote stores raise has no common base
+        raise InputFailed(location.url, _cause(error, location)) from error
+
+
+def describe(location: Location) -> dict[str, Any]:
+    """What the remote store tells of a file: its size and whatever tells versions apart there.
+
+    Raises:
+        InputFailed: there is no such file, or the store does not answer.
+    """
+    try:
+        fs, path = url_to_fs(location.url)
+        fs.invalidate_cache()
+        return dict(fs.info(path))
+    except Exception as error:  # what clients of remote stores raise has no common base
+        raise InputFailed(location.url, _cause(error, location)) from error
+
+
+def exists(location: Location) -> bool:
+    """Whether there is a file, or anything else of that name.
+
+    Raises:
+        OutputFailed: the store does not tell.
+    """
+    if location.path is not None:
+        return os.path.lexists(location.path)
+    try:
+        fs, path = url_to_fs(location.url)
+        fs.invalidate_cache()
+        return bool(fs.exists(path))
+    except Exception as error:  # what clients of remote stores raise has no common base
+        raise OutputFailed(location.url, _cause(error, location)) from error
+
+
+@contextmanager
+def upload(location: Location, size: int) -> Iterator[BinaryIO]:
+    """A stream whose bytes, about `size` of them, become the remote file all at once, or after an exception nothing.
+
+    Raises:
+        OutputFailed: the store does not take them.
+    """
+    part = max(_UPLOAD_PART_BYTES, -(-size // _UPLOAD_PARTS))
+    try:
+        # A transaction belongs to the file system's object, so this one is ours alone.
+        fs, path = url_to_fs(location.url, skip_instance_cache=True)
+        with fs.transaction, fs.open(path, "wb", block_size=part) as stream:
+            yield cast("BinaryIO", stream)
+    except OutputFailed:
+        raise
+    except Exception as error:  # what clients of remote stores raise has no common base
+        raise OutputFailed(location.url, _cause(error, location)) from error
+
+
+def _cause(error: Exception, location: Location | None = None) -> str:
+    """An exception in words for whoever named the file."""
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError):
+        return error.strerror
+    match error:
+        case FileNotFoundError():
+            return "there is no such file"
+        case EOFError():
+            return "the compressed file ends too early"
+        case ImportError() if location is not None:
+            scheme = location.url.partition("://")[0]
+            extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
+            return f"{scheme}:// needs a package that is missing" + (
+                f": pip install 'sheaf[{extra}]'" if extra else f" ({error})"
+            )
+        case ValueError() if location is not None and "Protocol not known" in str(error):
+            return f"nothing here opens {location.url.partition('://')[0]}:// URLs"
+    return str(error) or type(error).__name__

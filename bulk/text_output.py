@@ -1,0 +1,168 @@
+"""Rows as text: a partial file that grows, is cut back to a checkpoint, and gets the output's name when it is whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+
+from bulk.compression import Compression, member
+from bulk.destination import Destination
+from bulk.durable import failing_as_output, lock, sync_folder, write_all
+from bulk.errors import NotResumable, OutputExists, OutputFailed, SchemaMismatch
+from bulk.formats.delimited import DelimitedEncoder
+from bulk.formats.jsonl import JsonlEncoder
+from bulk.output import Writer
+from bulk.rows import OutRow
+
+#: How much text is gathered before it is packed and written, bytes: a member or frame holds about that much.
+_MEMBER_BYTES = 1 << 20
+
+
+class Text:
+    """Rows to text, the header before the first. Columns that are not known before are those of the first rows."""
+
+    def __init__(self, place: str, encoder: JsonlEncoder | DelimitedEncoder, results: Sequence[str] = ()) -> None:
+        self._place = place
+        self._encoder = encoder
+        self._results = tuple(results)
+        #: Whether the header is out; JSONL has none.
+        self.begun = isinstance(encoder, JsonlEncoder)
+
+    def of(self, rows: Sequence[OutRow]) -> bytes:
+        """The rows' text, and the header's if it is due.
+
+        Raises:
+            SchemaMismatch: a column is not in the header, or a value has no form in text.
+        """
+        if isinstance(self._encoder, DelimitedEncoder) and self._encoder.names is None:
+            columns = [name for row in rows for name in row.row.columns]
+            results = [name for row in rows for name in row.results]
+            self._encoder.names = tuple(dict.fromkeys([*columns, *self._results, *results]))
+        try:
+            body = self._encoder.encode(rows)
+        except TypeError as error:
+            raise SchemaMismatch(self._place, f"a value has no form in text: {error}") from error
+        return self.header() + body
+
+    def header(self) -> bytes:
+        """The header, once, as soon as the columns are known."""
+        if self.begun or isinstance(self._encoder, JsonlEncoder):
+            return b""
+        header = self._encoder.header()
+        self.begun = bool(header)
+        return header
+
+
+class TextWriter(Writer):
+    """Text in a partial file. A position is its size in bytes, which lies between two members where it is packed."""
+
+    def __init__(self, destination: Destination, text: Text, resume_at: int | None) -> None:
+        """Begin a partial file, or cut an earlier run's to `resume_at`, and hold it against other runs.
+
+        Raises:
+            NotResumable: the file lacks what the earlier run is said to have written.
+            OutputExists: the file is there, and nothing was said of resuming or overwriting.
+            OutputFailed: it cannot be made, or another run holds it.
+        """
+        self._destination = destination
+        self._place = destination.location.url
+        self._compression = destination.location.compression
+        self._text = text
+        self._text.begun = self._text.begun or bool(resume_at)
+        self._gathered = bytearray()
+        self._failed = False
+        with failing_as_output(self._place):
+            self._file = _opened(destination, resume_at)
+        self._size = resume_at or 0
+
+    def write(self, rows: Sequence[OutRow]) -> None:
+        if not rows:
+            return
+        with self._failing():
+            self._gathered += self._text.of(rows)
+            if len(self._gathered) >= _MEMBER_BYTES:
+                self._pack()
+
+    def flush(self) -> int:
+        with self._failing():
+            self._gathered += self._text.header()
+            if self._gathered:
+                self._pack()
+            os.fsync(self._file.fileno())
+        return self._size
+
+    def commit(self) -> None:
+        self.flush()
+        if not self._size and self._compression is not Compression.NONE:
+            with self._failing():
+                self._pack()  # no bytes at all are no packed file
+        self.flush()
+        self._destination.deliver()
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _pack(self) -> None:
+        packed = member(self._compression, bytes(self._gathered))
+        write_all(self._file, packed)
+        self._size += len(packed)
+        self._gathered.clear()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        if self._failed:
+            raise OutputFailed(self._place, "an earlier write failed; resume at the last checkpoint")
+        self._failed = True
+        with failing_as_output(self._place):
+            yield
+        self._failed = False
+
+
+def _opened(destination: Destination, resume_at: int | None) -> FileIO:
+    partial, place = destination.partial, destination.location.url
+    if resume_at is None and not destination.overwrite and partial.exists():
+        raise OutputExists(place, f"an unfinished run left {partial}: resume it, or ask to overwrite it")
+    try:
+        descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if resume_at is None else 0), 0o666)
+    except FileNotFoundError as error:
+        raise NotResumable(f"the unfinished output {partial} is gone; start anew") from error
+    file = FileIO(descriptor, "r+")
+    try:
+        lock(descriptor, place)
+        size = os.fstat(descriptor).st_size
+        if resume_at is not None and size < resume_at:
+            raise NotResumable(f"{partial} has {size} bytes, at the checkpoint it had {resume_at}; start anew")
+        file.truncate(resume_at or 0)
+        file.seek(resume_at or 0)
+        sync_folder(partial.parent)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+class StandardWriter(Writer):
+    """Text on standard output, written at once: it is never cut back, so no run can go on with it."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def write(self, rows: Sequence[OutRow]) -> None:
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(self._text.of(rows) if rows else b"")
+
+    def flush(self) -> int:
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(self._text.header())
+            sys.stdout.buffer.flush()
+        return 0
+
+    def commit(self) -> None:
+        self.flush()
+
+    def close(self) -> None:
+        """Standard output stays open: it is not ours."""
