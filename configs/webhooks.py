@@ -15,7 +15,8 @@ Seconds = Annotated[float, Field(gt=0)]
 class WebhookSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Host names, addresses and networks that may be called though they are not public, over http too.
+    #: Host names, addresses and networks that may be called though they are not public, over http too. At all of their
+    #: ports, not only the receiver's.
     allow: tuple[str, ...] = ()
     #: Whether http:// is taken for hosts that are not listed in `allow`.
     allow_http: bool = False
