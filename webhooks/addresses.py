@@ -121,6 +121,19 @@ class Policy:
         return any(address in network for network in self.networks)
 
 
+def host_of(url: str) -> str:
+    """What stands for a URL's host, however that is written and whatever the port; "" where that cannot be told."""
+    try:
+        parts, _ = _split(url)
+        host = (parts.hostname or "").rstrip(".")
+        address = _literal(host, bracketed="[" in parts.netloc)
+    except Refused:
+        return ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or address)
+    return host if address is None else str(address)
+
+
 def _split(url: str) -> tuple[SplitResult, int]:
     """The URL's parts and its port, as far as every reader of URLs would take it apart in the same way."""
     if len(url) > MAX_URL:

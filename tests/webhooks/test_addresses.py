@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from webhooks import Policy, Refused
+from webhooks import Policy, Refused, host_of
 
 STRICT = Policy()
 
@@ -110,3 +110,16 @@ def test_http_can_be_allowed_without_allowing_addresses() -> None:
 def test_what_cannot_be_listed_is_told(entry: str) -> None:
     with pytest.raises(ValueError, match="neither a host name"):
         Policy.of([entry], allow_http=False)
+
+
+@pytest.mark.parametrize(
+    "host, urls",
+    [
+        ("example.org", ["https://example.org/a", "HTTP://EXAMPLE.org:81/b?c=//d", "https://example.org.", "http://example.org:80"]),
+        ("127.0.0.1", ["http://127.0.0.1", "https://127.1:1/", "http://[::ffff:127.0.0.1]:8/", "http://[0:0::FFFF:7f00:1]"]),
+        ("2001:db8::1", ["http://[2001:db8::1]/", "https://[2001:0DB8:0:0::1]:8443"]),
+        ("", ["", "no URL", "ftp://example.org", "http:?//", "http://[::1", "https://user:secret@example.org/"]),
+    ],
+)  # fmt: skip
+def test_a_host_is_the_same_however_it_is_written(host: str, urls: list[str]) -> None:
+    assert {host_of(url) for url in urls} == {host}
