@@ -27,8 +27,10 @@ class WebhookSettings(BaseModel):
         *(0, 5, 300, 1800),
         *(7200, 18_000, 36_000, 50_400),
     )
-    #: Calls, and deliveries that are about to be called, of one io worker.
+    #: Calls, and deliveries that are about to be called, of one io worker. An owner has half of them at most, and less
+    #: beside others (`workers.courier.places`).
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 512
+    #: Calls at once of a host, whatever its port.
     max_per_host: Annotated[int, Field(ge=1)] = 16
     #: After so many failed calls in a row a host is left alone for a while, and for longer each time.
     breaker_failures: Annotated[int, Field(ge=1)] = 10
