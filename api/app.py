@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -27,22 +29,27 @@ from api import (
     open_inference,
     openapi,
     problems,
+    state,
 )
 from api.auth import Gate
-from api.envelope import Envelope
-from api.problems import Problem
-from api.state import ApiState
-from broker import AsyncBroker, BrokerError, queue_name
+from api.dialects import OpenAIRoute
+from api.envelope import Endpoint, Envelope
+from api.problems import Problem, shown
+from broker import AsyncBroker, BrokerError, Scope, queue_name
 from configs import Settings
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
 from telemetry.page import WRITE_EVERY_S, MetricsPage, Place
+
+log = logging.getLogger(__name__)
 
 DESCRIPTION = """
 Submit a job, then poll it, or wait for it with `Prefer: wait=N`. Each model has a queue on Redis; workers drain it in
 batches. Errors are `application/problem+json` with a stable `type`.
 """
 
+#: Seconds between looks for jobs whose time is over.
+EXPIRE_EVERY_S = 1.0
 #: FastAPI's own pages, when they are switched off.
 NO_PAGES: dict[str, Any] = {"docs_url": None, "openapi_url": None}
 
@@ -69,8 +76,9 @@ def create_app(settings: Settings, place: Place | None = None) -> Envelope:
             broker, required=settings.auth.mode == "keys", open_without_keys=binding.is_loopback(settings.api.host)
         )
         metrics.count_waiters(lambda: broker.waiters)
-        tasks = [asyncio.create_task(gate.keep_fresh()), asyncio.create_task(_keep_written(page, envelope))]
-        app.state.sheaf = ApiState(settings, broker, gate, page, metrics, envelope)
+        duties = (gate.keep_fresh(), _keep_written(page, envelope), _keep_expiring(broker))
+        tasks = [asyncio.create_task(duty) for duty in duties]
+        app.state.sheaf = state.ApiState(settings, broker, gate, page, metrics, envelope)
         yield
         for task in tasks:
             task.cancel()
@@ -94,9 +102,7 @@ def create_app(settings: Settings, place: Place | None = None) -> Envelope:
     app.add_exception_handler(BrokerError, problems.on_broker_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    envelope = Envelope(
-        app, metrics, LineWriter(settings.logging.format, service="api"), {("POST", "/v1/jobs"): jobs.submit}
-    )
+    envelope = Envelope(app, metrics, LineWriter(settings.logging.format, service="api"), _direct)
     return envelope
 
 
@@ -107,11 +113,34 @@ def document(settings: Settings) -> dict[str, Any]:
     return app.openapi()
 
 
+def _direct(method: str, path: str) -> tuple[str, Endpoint] | None:
+    """What most requests are for: submits, polls and waits."""
+    if method == "POST" and path == "/v1/jobs":
+        return path, jobs.submit
+    if method == "GET" and path.startswith("/v1/jobs/"):
+        job_id = path.removeprefix("/v1/jobs/")
+        if job_id and "/" not in job_id:
+            return "/v1/jobs/{job_id}", partial(jobs.read, job_id=job_id)
+    return None
+
+
 async def _keep_written(page: MetricsPage, envelope: Envelope) -> None:
     while True:
         await asyncio.sleep(WRITE_EVERY_S)
         envelope.flush()
         page.write()
+
+
+async def _keep_expiring(broker: AsyncBroker) -> None:
+    """Jobs end when their time is over, also those that nobody reads and no worker takes."""
+    while True:
+        await asyncio.sleep(EXPIRE_EVERY_S)
+        try:
+            await broker.expire_due()
+        except BrokerError as error:
+            log.debug("Jobs whose time is over cannot be ended now.", extra={"cause": str(error)})
+        except Exception:
+            log.exception("Ending the jobs whose time is over failed; it is tried again.")
 
 
 class _App(FastAPI):
@@ -125,7 +154,15 @@ async def _to_docs(_: Request) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return problems.response(problems.invalid(error.errors()), request.state.request_id)
+    problem = problems.invalid(error.errors())
+    try:
+        # The framework looks at the query before anything of ours; strangers learn nothing of what it may hold.
+        await state.of(request).gate.caller(request, Scope.READ)
+    except Problem as stranger:
+        problem = stranger
+    except BrokerError as unknown:
+        problem = problems.of_broker(unknown)
+    return problems.response(problem, request.state.request_id)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -136,5 +173,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if kind is kinds.METHOD_NOT_ALLOWED:
         # The router knows the methods of one route; a page may have several.
         headers["allow"] = ", ".join(openapi.methods(request.app, request.url.path)) or headers.get("allow", "GET")
-    problem = Problem(kind, f"{request.method} {request.url.path}: see /docs", headers=headers)
+    told = f"{request.method} {shown(request.url.path)}"
+    where = ": see /docs" if request.app.docs_url else ""
+    problem = Problem(kind, told + where, headers=headers)
+    if request.url.path.startswith("/v1/"):
+        # A client of OpenAI's may look for what is not here.
+        problem.extra = {"error": OpenAIRoute.error(problem)}
     return problems.response(problem, request.state.request_id)

@@ -107,6 +107,12 @@ class Gate:
             raise Problem(kinds.FORBIDDEN, f"this needs a key with the scope {scope}, this one has {held}")
         return Caller(key.owner, key)
 
+    def admits(self, caller: Caller) -> bool:
+        """Whether a caller who was let in would be again: their key may have been revoked, or have expired."""
+        if caller.key is None:
+            return True
+        return caller.key.id in (self._keys or ()) and not caller.key.expired(time.time())
+
     async def _closed(self, token: str | None) -> bool:
         """Whether keys are in force. Whoever comes with one when none is known may have the first."""
         if not self._required:
@@ -144,7 +150,11 @@ class Gate:
 
     async def _read(self) -> None:
         keys = await self._broker.access.all()
-        self._keys, self._looked_at = {key.id: key for key in keys}, time.monotonic()
+        before, self._keys = self._keys, {key.id: key for key in keys}
+        self._looked_at = time.monotonic()
+        if before and not before.keys() <= self._keys.keys():
+            # Whoever follows a job with a key that was revoked is shut out now.
+            self._broker.wake_waiters()
 
 
 def _refuse_other_hosts(request: Request) -> None:

@@ -10,13 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from api import kinds
 from api.headers import header
-from api.problems import Problem
+from api.problems import Problem, shown
 
 #: How much of a refused body is still taken, and for how long, seconds.
 DISCARD_BYTES = 67_108_864
 DISCARD_S = 1.0
 
 _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]*)', re.IGNORECASE)
 
 
 async def body_of(request: Request, limit: int) -> bytes:
@@ -49,14 +50,16 @@ def _check_kind(request: Request) -> None:
     content_type = header(request, b"content-type") or ""
     if content_type != "application/json" and not _JSON.match(content_type):
         # Forms and plain text are what a browser sends to any address without asking.
-        raise Problem(
-            kinds.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {content_type or 'nothing'}"
-        )
+        said = shown(content_type) if content_type else "nothing"
+        raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send `Content-Type: application/json`, not {said}")
+    charset = _CHARSET.search(content_type)
+    if charset is not None and charset[1].lower() not in ("utf-8", "us-ascii"):
+        raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send JSON in UTF-8, as RFC 8259 wants it, not {shown(charset[1])}")
     for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
         encoding = header(request, name)
         if encoding is not None and encoding.lower() != plain:
             # A few packed kilobytes may hold gigabytes.
-            raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without `{name.decode()}: {encoding}`")
+            raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without {name.decode()} {shown(encoding)}")
 
 
 async def _discard(request: Request) -> None:

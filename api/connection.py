@@ -40,6 +40,15 @@ LINGER_S = 1.0
 MAX_TURNED_AWAY = 128
 
 
+#: Headers of which a second one would be another word for the same thing.
+_ONCE = frozenset(
+    (
+        *(b"host", b"authorization", b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"),
+        *(b"idempotency-key", b"expect"),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What all connections of a process share. Times are seconds."""
@@ -188,11 +197,26 @@ class Connection(HttpToolsProtocol):
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             # The parser would take the body for another protocol's, and what follows it for the next request.
             self._stop(kinds.BAD_REQUEST, "this server speaks HTTP/1.1 only: send it without `Upgrade`")
+        self._check_head()
         super().on_headers_complete()
         self.cycle.message_event = LightEvent()
         if upgrade:
             self.cycle.keep_alive = False
         self._turn(self._now.heard_at, in_body=True)
+
+    def _check_head(self) -> None:
+        """What RFC 9112 wants of a head and the parser lets through: two readers of it must not read it differently."""
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._stop(kinds.BAD_REQUEST, f"this server speaks HTTP/1.1, not HTTP/{version}")
+        names = [name for name, _ in self.headers if name in _ONCE]
+        if len(names) != len(set(names)):
+            twice = next(name for name in names if names.count(name) > 1)
+            self._stop(kinds.BAD_REQUEST, f"the header {twice.decode()} is there {names.count(twice)} times")
+        if version == "1.1" and b"host" not in names:
+            self._stop(kinds.BAD_REQUEST, "a request needs the header Host")
+        if version == "1.0" and b"transfer-encoding" in names:
+            self._stop(kinds.BAD_REQUEST, "HTTP/1.0 knows no Transfer-Encoding: send Content-Length")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._now.running = cycle

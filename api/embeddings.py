@@ -45,7 +45,10 @@ class EmbeddingsRequest(BaseModel):
         default="float", description="base64: little-endian 32-bit floats."
     )
     dimensions: int | None = Field(
-        default=None, ge=1, description="Cut vectors to this length, where `matryoshka_dimensions` allows it."
+        default=None,
+        strict=True,
+        ge=1,
+        description="Cut vectors to this length, where `matryoshka_dimensions` allows it.",
     )
     user: str | None = Field(default=None, description="Taken, and not looked at.")
 
@@ -53,12 +56,14 @@ class EmbeddingsRequest(BaseModel):
     @classmethod
     def _texts(cls, value: object) -> object:
         rows = value if isinstance(value, list) else [value]
-        if any(isinstance(row, int | list) for row in rows):
+        if any(isinstance(row, int | list) and not isinstance(row, bool) for row in rows):
             raise ValueError("lists of tokens are not taken, for only the model knows its tokens: send texts")
         if not rows or any(row == "" for row in rows):
             raise ValueError("there must be at least one text, and none may be empty")
         if len(rows) > MAX_TEXTS:
             raise ValueError(f"there may be {MAX_TEXTS} texts in a request, not {len(rows)}")
+        if not all(isinstance(row, str) for row in rows):
+            raise ValueError("send a text, or a list of texts")
         return value
 
 
@@ -123,7 +128,7 @@ async def embed(request: Request) -> Response:
         {"model": wanted.model, "inputs" if many else "input": wanted.input, "webhook": None}
     )
     job = await intake.new_job(request, shared, caller, job_request, body)
-    ended = await intake.answered(request, shared, job)
+    ended, headers = await intake.answered(request, shared, job)
     tokens = ended.input_tokens or 0
     answer = {
         "object": "list",
@@ -134,7 +139,7 @@ async def embed(request: Request) -> Response:
         "model": wanted.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return views.response(orjson.dumps(answer), 200, {}, ended)
+    return views.response(orjson.dumps(answer), 200, headers, ended)
 
 
 def _check_model(shared: state.ApiState, wanted: EmbeddingsRequest) -> None:

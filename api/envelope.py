@@ -1,8 +1,8 @@
 """The outermost layer of the app: names each request, times it, logs it, and answers when everything else failed.
 
-Plain ASGI, since the usual middleware costs more than a whole submit. For the same reason the busiest endpoint is
-called from here directly: it is one of the app's routes like any other (in /docs too), but its requests do not pass
-through the framework's own layers, which have nothing to do for it.
+Plain ASGI, since the usual middleware costs more than a whole submit. For the same reason the busiest endpoints
+are called from here directly: they are among the app's routes like any other (in /docs too), but their requests do not
+pass through the framework's own layers, which have nothing to do for them and take kilobytes while one waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -50,17 +50,17 @@ class _Done:
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+#: From method and path to the route's name and what to call, where that is known without the framework.
+Direct = Callable[[str, str], tuple[str, Endpoint] | None]
 
 
 class Envelope:
     """Wraps the app. Sets `request.state.request_id`; answers carry it as `X-Request-ID`.
 
-    `direct` maps method and path to endpoints that are called without the framework in between.
+    What `direct` knows is called without the framework in between.
     """
 
-    def __init__(
-        self, app: ASGIApp, metrics: ApiMetrics, lines: LineWriter, direct: Mapping[tuple[str, str], Endpoint]
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics, lines: LineWriter, direct: Direct) -> None:
         self.app = app
         self._metrics = metrics
         self._lines = lines
@@ -78,6 +78,7 @@ class Envelope:
         if scope["method"] == "HEAD":
             # The server sends the head of the answer alone.
             scope = {**scope, "method": "GET"}
+            scope.setdefault("state", {})["head"] = True
         begin = time.perf_counter()
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
@@ -94,12 +95,12 @@ class Envelope:
                 )
             await send(message)
 
-        endpoint = self._direct.get((scope["method"], scope["path"]))
+        direct = self._direct(scope["method"], scope["path"])
         try:
-            if endpoint is None:
+            if direct is None:
                 await self.app(scope, receive, send_named)
             else:
-                await self._call(endpoint, scope, receive, send_named)
+                await self._call(direct[1], scope, receive, send_named)
         except ClientDisconnect:
             log.debug("A caller went away before its request was read.", extra={"request_id": request_id})
         except Exception:
@@ -108,7 +109,7 @@ class Envelope:
                 problem = Problem(INTERNAL, "the server's log says why, under the request_id")
                 await response(problem, request_id)(scope, receive, send_named)
         finally:
-            route = scope["path"] if endpoint else getattr(scope.get("route"), "path", "other")
+            route = direct[0] if direct else getattr(scope.get("route"), "path", "other")
             names = scope["state"]
             seconds = time.perf_counter() - begin
             ids = (request_id, names.get("job_id"), names.get("key_id"))

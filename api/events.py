@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import kinds, state, views
-from api.jobs import JobId, own_job
+from api.auth import Caller
+from api.jobs import JobId, job_of
 from api.problems import described
-from broker import BrokerUnavailable, JobState, JobStatus
+from broker import BrokerUnavailable, JobState, JobStatus, Scope
 
 #: Seconds between signs of life, so that nothing on the way takes the connection for dead.
 ALIVE_EVERY_S = 15.0
@@ -70,18 +71,21 @@ class _Event:
 async def events(request: Request, job_id: JobId) -> Response:
     """The job's states as they come, as server-sent events (WHATWG HTML, section 9.2); ends with the job."""
     shared = state.of(request)
-    await own_job(request, shared, job_id)
+    caller = await shared.gate.caller(request, Scope.READ)
+    await job_of(request, shared, caller, job_id)
     after = _place(request.headers.get("last-event-id", ""))
     if after == _END:
         return Response(status_code=204)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return EventSourceResponse(_told(shared, job_id, after), headers=headers)
+    if "head" in request.scope["state"]:
+        return Response(headers=headers, media_type=EventSourceResponse.media_type)
+    return EventSourceResponse(_told(shared, caller, job_id, after), headers=headers)
 
 
-async def _told(shared: state.ApiState, job_id: str, after: tuple[int, int]) -> AsyncIterator[bytes]:
+async def _told(shared: state.ApiState, caller: Caller, job_id: str, after: tuple[int, int]) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RETRY_MS)
     with shared.broker.waiter(job_id) as waiter:
-        while not shared.envelope.stopping.is_set():
+        while not shared.envelope.stopping.is_set() and shared.gate.admits(caller):
             try:
                 await shared.broker.watch(job_id)
                 found = await shared.broker.fetch(job_id)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import orjson
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from api import kinds, problems, state, tasks
 from api.auth import Caller
 from api.headers import header
-from api.problems import Problem
+from api.problems import Problem, rate_headers
 from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
 from webhooks import Refused
@@ -33,7 +34,7 @@ MAX_FIELDS = 64
 #: The type of a row's error that is the caller's fault.
 INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
-_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d+(?:\.\d+)?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9}(?:\.\d{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REQUESTS = TypeAdapter(JobRequest)
 
@@ -146,8 +147,8 @@ async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wan
 async def submit(
     request: Request, shared: state.ApiState, job: NewJob, wait_s: float | None
 ) -> tuple[Submitted, JobState | None]:
-    """Submit a job and wait for its end for so long, or not at all. The state is None for one that has not ended."""
-    if not wait_s:
+    """Submit a job and wait for its end for so long, or not at all. Its state after that, as far as it is known."""
+    if wait_s is None:
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
         return submitted, None
@@ -158,13 +159,13 @@ async def submit(
         job.payload = b""
         try:
             if submitted.repeated:
-                ended = await wait_for(request, shared, submitted.id, wait_s)
+                found = await wait_for(request, shared, submitted.id, wait_s)
             else:
-                ended = await _wait(request, shared, job.id, wait_s, waiter, job.expires_at)
+                found = await _wait(request, shared, job.id, wait_s, waiter, job.expires_at)
         except BrokerUnavailable:
             # The broker went away after it had accepted the job.
-            ended = None
-    return submitted, ended if ended is not None and ended.ended else None
+            found = None
+    return submitted, found
 
 
 async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s: float) -> JobState | None:
@@ -176,25 +177,49 @@ async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s
         return await _wait(request, shared, job_id, wait_s, waiter, found.expires_at) or found
 
 
-async def answered(request: Request, shared: state.ApiState, job: NewJob) -> JobState:
+async def answered(request: Request, shared: state.ApiState, job: NewJob) -> tuple[JobState, dict[str, str]]:
     """Submit a job and wait for its result, for callers who get no other look at it. Raises `Problem` for all else.
 
     A job whose caller has gone, or that takes longer than `api.max_wait_s`, is cancelled: nobody would read its result.
+    Whoever sends the request again with its idempotency key gets a job that runs. Also returns headers to answer with.
     """
     wait_s = shared.settings.api.max_wait_s
-    submitted, ended = await submit(request, shared, job, wait_s)
-    if ended is None:
+    until = time.monotonic() + wait_s
+    payload = b"" if job.idempotency_key is None else job.payload
+    submitted, found = await submit(request, shared, job, wait_s)
+    if submitted.repeated and job.idempotency_key and found is not None and found.status is JobStatus.CANCELLED:
+        await shared.broker.forget_repeat(job.idempotency_key, submitted.id)
+        job = _again(job, payload)
+        submitted, found = await submit(request, shared, job, max(0.0, until - time.monotonic()))
+    if found is None or not found.ended:
         if not submitted.repeated:
             with suppress(JobEnded):
                 await shared.broker.cancel(submitted.id)
-        ended = await shared.broker.fetch(submitted.id)
-    if ended is None or ended.status is JobStatus.CANCELLED or not ended.ended:
+        found = await shared.broker.fetch(submitted.id)
+    if found is None or found.status is JobStatus.CANCELLED or not found.ended:
         if shared.envelope.stopping.is_set():
             raise Problem(kinds.NOT_READY, "the server is stopping: send it again")
         raise Problem(kinds.NOT_IN_TIME, f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled")
-    if ended.error is not None:
-        raise failed(ended.error.type, ended.error.message, "input")
-    return ended
+    if found.error is not None:
+        raise failed(found.error.type, found.error.message, "input")
+    return found, told(job, submitted)
+
+
+def _again(job: NewJob, payload: bytes) -> NewJob:
+    """The same job as a new one, from now on."""
+    now = time.time()
+    expires_at = None if job.expires_at is None else job.expires_at - job.created_at + now
+    return replace(job, id=str(uuid.uuid4()), payload=payload, created_at=now, expires_at=expires_at)
+
+
+def told(job: NewJob, submitted: Submitted) -> dict[str, str]:
+    """What the headers say of a submit."""
+    headers: dict[str, str] = {}
+    if submitted.repeated:
+        headers["idempotency-replayed"] = "true"
+    if submitted.rate is not None and job.quota is not None and job.quota.rate is not None:
+        headers |= rate_headers(job.quota.rate, submitted.rate)
+    return headers
 
 
 def failed(error_type: str, message: str, path: str) -> Problem:
@@ -205,12 +230,37 @@ def failed(error_type: str, message: str, path: str) -> Problem:
     return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
 
 
-def preferred_wait(request: Request, limit_s: float) -> float | None:
-    """Seconds that the caller wants to wait at most; None when it does not want to, or says it in no known way."""
-    for value in request.headers.getlist("prefer"):
-        if found := _WAIT.search(value):
-            return min(float(found[1]), limit_s)
-    return None
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long the caller wants to wait at most, seconds, and what a header says of that."""
+
+    seconds: float | None
+    headers: Mapping[str, str]
+
+
+_NO_WAIT = Wait(None, {})
+
+
+def wanted_wait(request: Request, limit_s: float) -> Wait:
+    """As `?wait=N` says it, or `Prefer: wait=N`, which is left alone when it cannot be read (RFC 7240).
+
+    Raises `Problem` for a `wait` in the query that is no time.
+    """
+    if request.scope["query_string"] and (given := request.query_params.get("wait")) is not None:
+        return Wait(min(_seconds(given), limit_s) or None, {})
+    for name, value in request.scope["headers"]:
+        if name == b"prefer" and (found := _WAIT.search(value.decode("latin-1"))):
+            seconds = min(float(found[1]), limit_s)
+            return Wait(seconds or None, {"preference-applied": f"wait={seconds:g}"})
+    return _NO_WAIT
+
+
+def _seconds(given: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (seconds := float(given)) < math.inf:
+            return seconds
+    wrong = {"field": "wait", "message": "it must be a number of seconds, 0 or more"}
+    raise Problem(kinds.INVALID_REQUEST, f"wait: {wrong['message']}", {"errors": [wrong]})
 
 
 async def _wait(

@@ -13,11 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import intake, kinds, state, views
+from api.auth import Caller
 from api.body import body_of
+from api.intake import Wait
 from api.openapi import request_body
-from api.problems import Problem, described, rate_headers
+from api.problems import Problem, described, shown
 from api.schemas import Accepted, Job, JobList, JobRequest
-from broker import JobState, JobStatus, NewJob, Scope, Submitted
+from broker import JobState, JobStatus, NewJob, Scope
 
 #: Jobs of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -30,20 +32,25 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 JobId = Annotated[str, Path(description="A job's id.", min_length=1, max_length=256)]
 
-_HEADERS = [
-    {
-        "name": "Prefer",
-        "in": "header",
-        "schema": {"type": "string", "examples": ["wait=10"]},
-        "description": "`wait=N`: answer 200 with the result if it is there within N seconds, else 202.",
-    },
-    {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
-        "description": "A repeated submit with the same key and payload within a day gets the first one's answer.",
-    },
-]
+_WAIT = {
+    "name": "wait",
+    "in": "query",
+    "schema": {"type": "number", "minimum": 0},
+    "description": "Seconds to wait for the job to end, `api.max_wait_s` at most.",
+}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"type": "string", "examples": ["wait=10"]},
+    "description": "`wait=N` is `?wait=N` as RFC 7240 writes it; `Preference-Applied` tells what was honoured.",
+}
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+    "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
+    "as that job is kept.",
+}
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     202: {
         "model": Accepted,
@@ -72,7 +79,7 @@ _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 _SUBMIT = {
-    "parameters": _HEADERS,
+    "parameters": [_WAIT, _PREFER, _IDEMPOTENCY_KEY],
     "requestBody": request_body(JobRequest),
 }
 
@@ -90,8 +97,9 @@ async def submit(request: Request) -> Response:
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     body = await body_of(request, shared.settings.api.max_payload_bytes)
+    wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body)
-    return await _submit(request, shared, job)
+    return await _submit(request, shared, job, wait)
 
 
 @router.put(
@@ -110,20 +118,21 @@ async def put(request: Request, job_id: JobId) -> Response:
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     if not _UUID.fullmatch(job_id):
         wrong = {"field": "job_id", "message": "an id is a UUID in lower case"}
-        raise Problem(kinds.INVALID_REQUEST, f"job_id: {wrong['message']}, not {job_id!r}", {"errors": [wrong]})
+        raise Problem(kinds.INVALID_REQUEST, f"job_id: {wrong['message']}, not {shown(job_id)}", {"errors": [wrong]})
     body = await body_of(request, shared.settings.api.max_payload_bytes)
+    wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
-    return await _submit(request, shared, job)
+    return await _submit(request, shared, job, wait)
 
 
-async def _submit(request: Request, shared: state.ApiState, job: NewJob) -> Response:
-    wait_s = intake.preferred_wait(request, shared.settings.api.max_wait_s)
-    submitted, ended = await intake.submit(request, shared, job, wait_s)
-    headers = _told(job, submitted, wait_s)
-    if ended is not None:
-        return views.response(views.job(ended), 200, headers, ended)
+async def _submit(request: Request, shared: state.ApiState, job: NewJob, wait: Wait) -> Response:
+    submitted, found = await intake.submit(request, shared, job, wait.seconds)
+    headers = {**intake.told(job, submitted), **wait.headers}
+    if found is not None and found.ended:
+        return views.response(views.job(found), 200, headers, found)
     headers["location"] = views.url(submitted.id)
-    return views.response(views.accepted(submitted, job.model), 202, headers)
+    status = JobStatus.QUEUED if found is None else found.status
+    return views.response(views.accepted(submitted, job.model, status), 202, headers)
 
 
 @router.get(
@@ -131,20 +140,18 @@ async def _submit(request: Request, shared: state.ApiState, job: NewJob) -> Resp
     summary="Read a job",
     response_class=Response,
     responses={200: {"model": Job}, **described(kinds.UNKNOWN_JOB, kinds.INVALID_REQUEST)},
+    openapi_extra={"parameters": [_WAIT, _PREFER]},
 )
-async def read(
-    request: Request,
-    job_id: JobId,
-    wait: Annotated[float, Query(ge=0, description="Seconds to wait for the job to end.", allow_inf_nan=False)] = 0.0,
-) -> Response:
+async def read(request: Request, job_id: JobId) -> Response:
     """The job as it is now; with `wait`, as soon as it has ended, or as it is after so many seconds."""
     shared = state.of(request)
-    found = await own_job(request, shared, job_id)
-    wait_s = min(wait, shared.settings.api.max_wait_s)
-    if wait_s and not found.ended:
-        found = await intake.wait_for(request, shared, job_id, wait_s) or found
+    caller = await shared.gate.caller(request, Scope.READ)
+    wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
+    found = await job_of(request, shared, caller, job_id)
+    if wait.seconds is not None and not found.ended:
+        found = await intake.wait_for(request, shared, job_id, wait.seconds) or found
     position = await shared.broker.overview.position(found)
-    return views.response(views.job(found, position), 200, {}, found)
+    return views.response(views.job(found, position), 200, wait.headers, found)
 
 
 @router.post(
@@ -173,6 +180,9 @@ async def list_jobs(
     request: Request,
     status: Annotated[JobStatus | None, Query(description="Only jobs of this status.")] = None,
     model: Annotated[str | None, Query(description="Only jobs of this model.", max_length=64)] = None,
+    owner: Annotated[
+        str | None, Query(description="Whose jobs, for a key with the scope `admin`.", max_length=64)
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
     cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.", max_length=128)] = None,
 ) -> Response:
@@ -181,10 +191,14 @@ async def list_jobs(
     """
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.READ)
+    if owner is None:
+        owner = caller.owner
+    elif owner != caller.owner and caller.key is not None and not caller.key.allows(Scope.ADMIN):
+        raise Problem(kinds.FORBIDDEN, "jobs of other owners are listed for keys with the scope admin alone")
     position = None if cursor is None else _position(cursor)
     jobs: list[JobState] = []
     for _ in range(PAGES_LOOKED_AT):
-        page = await shared.broker.overview.listed(caller.owner, position, MAX_PAGE)
+        page = await shared.broker.overview.listed(owner, position, MAX_PAGE)
         states = await asyncio.gather(*(shared.broker.fetch(job_id) for _, job_id in page))
         for position, found in zip(page, states, strict=True):
             if found is not None and status in (None, found.status) and model in (None, found.model):
@@ -199,7 +213,11 @@ async def list_jobs(
 
 async def own_job(request: Request, shared: state.ApiState, job_id: str, scope: Scope = Scope.READ) -> JobState:
     """A job that the caller may know of. Raises `Problem` for any other."""
-    caller = await shared.gate.caller(request, scope)
+    return await job_of(request, shared, await shared.gate.caller(request, scope), job_id)
+
+
+async def job_of(request: Request, shared: state.ApiState, caller: Caller, job_id: str) -> JobState:
+    """A job that this caller may know of. Raises `Problem` for any other."""
     request.state.job_id = job_id
     found = await shared.broker.fetch(job_id)
     if found is None or not caller.may_read(found):
@@ -210,21 +228,9 @@ async def own_job(request: Request, shared: state.ApiState, job_id: str, scope: 
 def unknown(job_id: str) -> Problem:
     return Problem(
         kinds.UNKNOWN_JOB,
-        f"no job {job_id!r}: its id is wrong, its result is no longer kept, or it is a Celery client's and has not "
-        "ended (that one is cancelled with revoke)",
+        f"no job {shown(job_id)}: its id is wrong, its result is no longer kept, or it is a Celery client's and has "
+        "not ended (that one is cancelled with revoke)",
     )
-
-
-def _told(job: NewJob, submitted: Submitted, wait_s: float | None) -> dict[str, str]:
-    """What the headers say of a submit."""
-    headers: dict[str, str] = {}
-    if wait_s is not None:
-        headers["preference-applied"] = f"wait={wait_s:g}"
-    if submitted.repeated:
-        headers["idempotency-replayed"] = "true"
-    if submitted.rate is not None and job.quota is not None and job.quota.rate is not None:
-        headers |= rate_headers(job.quota.rate, submitted.rate)
-    return headers
 
 
 def _cursor(position: tuple[int, str]) -> str:

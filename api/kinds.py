@@ -118,7 +118,7 @@ TOO_MANY_CONNECTIONS = Kind(
     "Keep connections open and use them again, or raise `api.max_connections` or `api.workers`.",
 )
 JOB_FAILED = Kind(
-    500, "job-failed", "The model could not answer", "See `detail`; the log says more under the `request_id`."
+    502, "job-failed", "The model could not answer", "See `detail`, which is what a job's `error` would say."
 )
 NOT_IN_TIME = Kind(
     504,

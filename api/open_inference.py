@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from importlib.metadata import version as installed_version
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter
@@ -22,8 +22,8 @@ from api import health, intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenInferenceRoute
 from api.openapi import request_body
-from api.problems import Problem, described
-from api.schemas import MAX_ROWS, JobRequest
+from api.problems import MAX_NAME, Problem, described, shown
+from api.schemas import MAX_ROWS, JobRequest, PriorityName
 from broker import JobState, Scope
 from configs import ModelSettings
 
@@ -34,7 +34,7 @@ class Tensor(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    shape: list[int]
+    shape: list[Annotated[int, Field(strict=True, ge=0)]] = Field(min_length=1)
     datatype: str
     parameters: dict[str, Any] = Field(default_factory=dict)
     data: list[Any]
@@ -47,8 +47,17 @@ class WantedOutput(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
+class InferParameters(BaseModel):
+    """As in a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: PriorityName | None = None
+    timeout_s: float | None = Field(default=None, strict=True, gt=0, le=604_800)
+
+
 class InferRequest(BaseModel):
-    """One tensor of rows. `parameters` may hold `priority` and `timeout_s`, as in a job."""
+    """One tensor of rows."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -58,7 +67,7 @@ class InferRequest(BaseModel):
     )
 
     id: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: InferParameters = InferParameters()
     inputs: list[Tensor] = Field(min_length=1, max_length=1)
     outputs: list[WantedOutput] = Field(default_factory=list, max_length=1)
 
@@ -233,7 +242,10 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     try:
         wanted = _REQUESTS.validate_python(intake.parsed(body, InferRequest))
         rows = _rows(wanted.inputs[0], model)
-        job_request = JobRequest.model_validate({"webhook": None, **wanted.parameters, "model": name, "inputs": rows})
+        given = wanted.parameters
+        job_request = JobRequest(
+            model=name, inputs=rows, priority=given.priority, timeout_s=given.timeout_s, webhook=None
+        )
     except ValidationError as error:
         raise problems.of_validation(error) from None
     embeds = model.task == "embedding"
@@ -241,18 +253,18 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     if wanted.outputs and wanted.outputs[0].name != output:
         raise _wrong("outputs.0.name", f"{name} gives {output!r}")
     job = await intake.new_job(request, shared, caller, job_request, body)
-    ended = await intake.answered(request, shared, job)
+    ended, headers = await intake.answered(request, shared, job)
     answer: dict[str, object] = {"model_name": name, "model_version": ended.version or model.version}
     if wanted.id is not None:
         answer["id"] = wanted.id
     answer["outputs"] = [{"name": output, **_tensor(_outputs(ended), embeds)}]
-    return views.response(orjson.dumps(answer), 200, {}, ended)
+    return views.response(orjson.dumps(answer), 200, headers, ended)
 
 
 async def _model(shared: state.ApiState, name: str, version: str | None) -> ModelSettings:
     model = shared.model(name)
     if version is not None and version != model.version:
-        raise Problem(kinds.UNKNOWN_MODEL, f"{name} is served in version {model.version}, not {version!r}")
+        raise Problem(kinds.UNKNOWN_MODEL, f"{name} is served in version {model.version}, not {shown(version)}")
     return model
 
 
@@ -267,8 +279,9 @@ def _rows(tensor: Tensor, model: ModelSettings) -> list[object]:
     if tensor.parameters.keys() & {"binary_data_size", "shared_memory_region"}:
         raise _wrong(f"{path}.parameters", "binary tensors and shared memory are not taken: send `data` as JSON")
     rows = tensor.data
-    if not 1 <= len(rows) <= MAX_ROWS or any(size < 0 for size in tensor.shape) or math.prod(tensor.shape) != len(rows):
-        raise _wrong(f"{path}.shape", f"{tensor.shape} does not fit {len(rows)} elements; there may be 1 to {MAX_ROWS}")
+    if not 1 <= len(rows) <= MAX_ROWS or math.prod(tensor.shape) != len(rows):
+        said = f"{str(tensor.shape)[:MAX_NAME]} does not fit {len(rows)} elements; there may be 1 to {MAX_ROWS}"
+        raise _wrong(f"{path}.shape", said)
     for index, row in enumerate(rows):
         if not isinstance(row, str):
             raise _wrong(f"{path}.data.{index}", "it must be a string")

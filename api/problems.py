@@ -65,7 +65,7 @@ def of_broker(error: BrokerError) -> Problem:
     headers: dict[str, str] = {}
     if isinstance(error, _PASSING):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, TooFast):
+    if isinstance(error, TooFast | TooManyOpen) and error.rate is not None:
         headers |= rate_headers(error.rate, error.state)
     return Problem(kind, str(error), headers=headers)
 
@@ -76,6 +76,12 @@ def rate_headers(rate: Rate, rate_state: RateState) -> dict[str, str]:
         "ratelimit-policy": f'"submits";q={rate.count};w={math.ceil(rate.period_s)}',
         "ratelimit": f'"submits";r={rate_state.remaining};t={math.ceil(rate_state.reset_s)}',
     }
+
+
+def shown(text: object) -> str:
+    """What a caller sent, to be named in a `detail`: quoted, and no longer than a name may be."""
+    told = str(text)
+    return repr(told) if len(told) <= MAX_NAME else f"{told[:MAX_NAME]!r}… ({len(told)} characters)"
 
 
 def response(problem: Problem, request_id: str) -> Response:

@@ -57,7 +57,11 @@ class JobRequest(BaseModel):
         default=None, description="`normal` unless it is given, or the highest that the key allows below that."
     )
     timeout_s: float | None = Field(
-        default=None, gt=0, le=604_800, description="A job that has not begun after so many seconds expires."
+        default=None,
+        strict=True,
+        gt=0,
+        le=604_800,
+        description="A job that has not begun after so many seconds expires.",
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Returned with the job as it is.")
     webhook: WebhookRequest | None = Field(

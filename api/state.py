@@ -12,7 +12,7 @@ from starlette.requests import Request
 from api.auth import Gate
 from api.envelope import Envelope
 from api.kinds import UNKNOWN_MODEL
-from api.problems import Problem
+from api.problems import Problem, shown
 from api.targets import TargetCheck
 from broker import AsyncBroker, ModelInfo
 from configs import ModelSettings, Settings
@@ -46,7 +46,7 @@ class ApiState:
         model = self.settings.models.get(name)
         if model is None:
             known = ", ".join(self.settings.models)
-            raise Problem(UNKNOWN_MODEL, f"there is no model {name!r}: it is one of {known}")
+            raise Problem(UNKNOWN_MODEL, f"there is no model {shown(name)}: it is one of {known}")
         return model
 
     async def announced(self) -> dict[str, list[ModelInfo]]:

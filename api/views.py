@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import Response
 
 from api.schemas import PRIORITY_NAMES
-from broker import JobState, Submitted
+from broker import JobState, JobStatus, Submitted
 
 
 def job(state: JobState, position: int | None = None) -> bytes:
@@ -66,13 +66,13 @@ def listed(states: Sequence[JobState], next_cursor: str | None) -> bytes:
     return orjson.dumps({"object": "list", "data": data, "next_cursor": next_cursor})
 
 
-def accepted(submitted: Submitted, model: str) -> bytes:
-    """What a submit answers, as `schemas.Accepted` describes it; to a repeated one what the first was answered."""
+def accepted(submitted: Submitted, model: str, status: JobStatus) -> bytes:
+    """What a submit answers, as `schemas.Accepted` describes it."""
     return orjson.dumps(
         {
             "id": submitted.id,
             "object": "job",
-            "status": "queued",
+            "status": status.value,
             "model": model,
             "created_at": timestamp(submitted.created_at),
             "urls": _urls(submitted.id),

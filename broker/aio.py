@@ -43,6 +43,8 @@ REVOKED_TTL_S = 7 * 86400
 MAX_REVOKED = 50_000
 #: How long whoever watches a job is told of its start, seconds.
 WATCHED_S = 60
+#: Jobs whose time is over that are looked at together.
+MAX_DUE = 256
 #: After a job's deadline, before it is looked at: clocks of two machines never agree.
 EXPIRY_MARGIN_S = 0.02
 
@@ -63,6 +65,7 @@ class AsyncBroker:
         self._client = client
         self._result_ttl_s = result_ttl_s
         self._cancel = client.register_script(script_text("cancel"))
+        self._forget = client.register_script(script_text("forget"))
         self._reader = Reader(client, keys)
         self.overview = Overview(client, keys)
         drain_rates = DrainRates(queues, self.overview.leased)
@@ -105,6 +108,27 @@ class AsyncBroker:
         if state is None or state.status is not JobStatus.QUEUED or (state.expires_at or now) >= now:
             return state
         return await self._expire(state)
+
+    async def expire_due(self) -> None:
+        """End the jobs whose time is over before anybody has begun them; without it that is seen when they are read."""
+        expiring = self.keys.expiring
+        over: list[bytes] = []
+
+        def look() -> Any:
+            return self._client.zrangebyscore(expiring, 0, int(time.time() * 1000), 0, MAX_DUE)
+
+        def drop() -> Any:
+            return self._client.zrem(expiring, *over)
+
+        while True:
+            due: list[bytes] = await self._read(look)
+            found = await asyncio.gather(*(self.fetch(job_id.decode()) for job_id in due))
+            # One that runs will not expire any more; one that is not kept was lost with the server's last writes.
+            over = [job_id for job_id, state in zip(due, found, strict=True) if not _waits(state)]
+            if over:
+                await self._read(drop)
+            if len(over) < MAX_DUE:
+                return
 
     def waiter(self, job_id: str) -> Waiter:
         """Woken when there is news of the job; one that was there before the job was submitted misses nothing."""
@@ -162,6 +186,11 @@ class AsyncBroker:
                 return state
         raise JobEnded(job_id, state.status if state else JobStatus.SUCCEEDED)
 
+    async def forget_repeat(self, idempotency_key: tuple[str, str], job_id: str) -> None:
+        """Let a submit with this key be a new job, if the key still stands for this one."""
+        async with translated_async(self._client):
+            await self._forget(keys=[self.keys.idempotency(*idempotency_key)], args=[job_id])
+
     async def watch(self, job_id: str) -> None:
         """For `WATCHED_S` a waiter of this job is woken when it begins too. Those who watch on say so again."""
         now = time.time()
@@ -208,6 +237,7 @@ class AsyncBroker:
                     *(keys.result(job_id), keys.record(job_id), keys.started(job_id), keys.revoked),
                     keys.open_jobs(state.counted_by if state else ""),
                     keys.queue(WEBHOOKS).waiting[0],
+                    keys.expiring,
                 ],
                 args=[
                     encode_dropped(job_id, status, reason, facts),
@@ -247,3 +277,7 @@ class AsyncBroker:
         """Run a command that may be run twice."""
         async with translated_async(self._client):
             return await tried_twice(command)
+
+
+def _waits(state: JobState | None) -> bool:
+    return state is not None and state.status is JobStatus.QUEUED

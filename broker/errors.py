@@ -57,10 +57,14 @@ class IdTaken(BrokerError):
 
 
 class TooManyOpen(BrokerError):
-    """The job was not stored: the caller's key allows no more jobs that have not ended."""
+    """The job was not stored: the caller's key allows no more jobs that have not ended. `rate` is the key's, if any."""
 
-    def __init__(self, count: int, limit: int, *, retry_after_s: float = 5.0) -> None:
+    def __init__(
+        self, count: int, limit: int, rate: Rate | None, state: RateState, *, retry_after_s: float = 5.0
+    ) -> None:
         super().__init__(f"{count} jobs of this key have not ended, {limit} may be open: wait for some of them")
+        self.rate = rate
+        self.state = state
         self.retry_after_s = retry_after_s
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -12,6 +13,9 @@ import redis.asyncio
 from broker.errors import BrokerUnavailable
 
 T = TypeVar("T")
+
+#: What a server adds to an error that a script ran into: of no use to a caller.
+_SCRIPT = re.compile(r"\s*script: .*", re.DOTALL)
 
 #: First words of error answers that end by themselves: a server that loads, fails over, is full or is read-only.
 #: UNBLOCKED is what a blocking command is told when its server turns into a replica.
@@ -46,7 +50,7 @@ def translated(client: redis.Redis | None = None) -> Iterator[None]:
         raise BrokerUnavailable(str(error) or type(error).__name__) from error
     except redis.ResponseError as error:
         if is_passing(error):
-            raise BrokerUnavailable(str(error)) from error
+            raise BrokerUnavailable(_SCRIPT.sub("", str(error))) from error
         raise
 
 

@@ -132,6 +132,11 @@ class Keys:
         """string with TTL: `attempt:unix seconds` of the last start; of many rows also `:rows done:rows`."""
         return f"{self._own}started:{job_id}"
 
+    @property
+    def expiring(self) -> str:
+        """sorted set with TTL: id of a job with a timeout -> when it ends if it has not begun, Unix milliseconds."""
+        return self._own + "expiring"
+
     def idempotency(self, owner: str, key: str) -> str:
         """string with TTL: `fingerprint:unix milliseconds:job id` of the first submit with this key."""
         return f"{self._own}idempotency:{owner}:{key}"

@@ -87,7 +87,7 @@ class Submitter:
 
     async def _evaluate(self, keys: QueueKeys, entries: Sequence[_Entry]) -> list[Any]:
         script_keys = (*keys.waiting, *keys.returned, keys.delayed, keys.owned_depths)
-        script_keys += (*keys.rotations, *keys.places, keys.served)
+        script_keys += (*keys.rotations, *keys.places, keys.served, self._keys.expiring)
         arguments: list[str | bytes | int] = [*script_keys]
         arguments += (self._max_queue_depth, RECORD_TTL_S, IDEMPOTENCY_TTL_S, FAIR_FROM, MOST_LISTED)
         arguments += (self._keys.record(""), self._keys.result(""))
@@ -106,6 +106,7 @@ class Submitter:
                 self._keys.listed(job.owner),
                 *self._bounds(job),
                 int(job.chosen_id),
+                "" if job.expires_at is None else int(job.expires_at * 1000),
             )
         try:
             answer = await self._client.evalsha(self._sha, len(script_keys), *arguments)
@@ -136,12 +137,15 @@ class Submitter:
                 return _first(job, answer)
             case [1, depth]:
                 raise self._full(job.queue, depth)
-            case [2, count]:
-                raise TooManyOpen(count, job.quota.max_in_flight if job.quota and job.quota.max_in_flight else 0)
-            case [3, wait_us, reset_us]:
+            case [2, count, remaining, reset_us]:
+                assert job.quota is not None
+                assert job.quota.max_in_flight is not None
+                raise TooManyOpen(count, job.quota.max_in_flight, job.quota.rate, RateState(remaining, reset_us / 1e6))
+            case [3, wait_us]:
                 assert job.quota is not None
                 assert job.quota.rate is not None
-                raise TooFast(job.quota.rate, RateState(0, reset_us / 1e6), retry_after_s=wait_us / 1e6)
+                # Told of the same moment as `Retry-After`, as the draft has it: the one at which another is taken.
+                raise TooFast(job.quota.rate, RateState(0, wait_us / 1e6), retry_after_s=wait_us / 1e6)
             case [4, record]:
                 return _same(job, record)
         raise AssertionError(f"the script answered {answer!r}")

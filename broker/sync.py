@@ -150,7 +150,7 @@ class Broker:
             args += (len(job.follow_ups), len(job.if_revoked))
             for follow_up in (*job.follow_ups, *job.if_revoked):
                 args += (follow_up.list_key, follow_up.message)
-        keys = [self._held(queue), self._keys(WEBHOOKS).waiting[0]]
+        keys = [self._held(queue), self._keys(WEBHOOKS).waiting[0], self.keys.expiring]
         with translated(self._client):
             return [_SETTLE_ANSWERS[answer] for answer in self._settle(keys=keys, args=args)]
 

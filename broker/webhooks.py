@@ -61,9 +61,18 @@ class Notification:
         """Raises `BadMessage`."""
         try:
             fields = orjson.loads(raw)
-            return cls(**(fields | {"event": JobEvent(fields["event"])}))
+            told = cls(**(fields | {"event": JobEvent(fields["event"])}))
+            told._check()
+            return told
         except (KeyError, TypeError, ValueError) as error:
             raise BadMessage(f"this is nothing that a webhook could be told: {error!r}") from None
+
+    def _check(self) -> None:
+        """Raises `TypeError` where a field is of another kind than its readers rely on."""
+        texts = (self.job_id, self.model, self.url, self.owner)
+        numbers = (self.at, self.began_at, self.round)
+        if not all(isinstance(it, str) for it in texts) or not all(isinstance(it, (int, float)) for it in numbers):
+            raise TypeError("a field is not of its type")
 
 
 def delivery_id(job_id: str, event: JobEvent) -> str:

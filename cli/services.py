@@ -142,7 +142,7 @@ def flower() -> NoReturn:
         environment["FLOWER_BASIC_AUTH"] = settings.basic_auth.get_secret_value()
     else:
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
-    command = [sys.executable, "-m", "celery", "-A", "workers.app", "flower"]
+    command = [sys.executable, "-m", "cli.flower", "-A", "workers.app", "flower"]
     command += [f"--address={settings.host}", f"--port={settings.port}", "--max_tasks=10000", "--logging=error"]
     command.append(f"--read_only={settings.read_only}")
     os.execve(sys.executable, command, environment)

@@ -15,7 +15,8 @@ Seconds = Annotated[float, Field(gt=0)]
 class WebhookSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Host names, addresses and networks that may be called though they are not public, over http too.
+    #: Host names, addresses and networks that may be called though they are not public, over http too. At all of their
+    #: ports, not only the receiver's.
     allow: tuple[str, ...] = ()
     #: Whether http:// is taken for hosts that are not listed in `allow`.
     allow_http: bool = False
@@ -26,8 +27,10 @@ class WebhookSettings(BaseModel):
         *(0, 5, 300, 1800),
         *(7200, 18_000, 36_000, 50_400),
     )
-    #: Calls, and deliveries that are about to be called, of one io worker.
+    #: Calls, and deliveries that are about to be called, of one io worker. An owner has half of them at most, and less
+    #: beside others (`workers.courier.places`).
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 512
+    #: Calls at once of a host, whatever its port.
     max_per_host: Annotated[int, Field(ge=1)] = 16
     #: After so many failed calls in a row a host is left alone for a while, and for longer each time.
     breaker_failures: Annotated[int, Field(ge=1)] = 10

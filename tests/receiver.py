@@ -47,9 +47,9 @@ class Reply:
 
 
 class Receiver:
-    """Listens on a port of its own, or on `port`."""
+    """Listens on a port of its own, or on `port`, at one of this machine's own addresses."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, address: str = "127.0.0.1") -> None:
         self._lock = threading.Lock()
         self._calls: list[Call] = []
         self._replies: defaultdict[str, list[Reply]] = defaultdict(list)
@@ -68,13 +68,14 @@ class Receiver:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer((address, port), Handler)
         self._server.daemon_threads = True
+        self.address = address
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     def url(self, path: str = "/hook") -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return f"http://{self.address}:{self.port}{path}"
 
     def answer(self, path: str, *replies: Reply | int) -> str:
         """The next calls of this path are answered so, and the last answer stays; returns its URL."""

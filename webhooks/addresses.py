@@ -44,7 +44,11 @@ _COMPATIBLE = IPv6Network("::/96")
 
 _PORTS = {"https": 443, "http": 80}
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
-_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+_NAME = re.compile(r"(?:[a-z0-9_][a-z0-9_-]{0,62}\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+#: Most characters of a host name.
+_MAX_NAME = 253
+#: What ends so can be nothing but an IPv4 address (the URL standard's rule, which callers keep).
+_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
 
 class Refused(ValueError):
@@ -58,7 +62,7 @@ class Target:
     url: str
     host: str
     port: int
-    #: The host, where it is an address in any notation.
+    #: The host, where it is an address.
     address: Address | None
     trusted: bool
 
@@ -81,8 +85,7 @@ class Policy:
                 networks.append(ip_network(entry))
             except ValueError:
                 host = entry.lower().rstrip(".")
-                # Digits only would be a number that is no network.
-                if not _NAME.fullmatch(host) or not re.search("[a-z]", host):
+                if not _is_name(host):
                     raise ValueError(f"{entry!r} is neither a host name, nor an address, nor a network") from None
                 hosts.append(host)
         return cls(frozenset(hosts), tuple(networks), allow_http)
@@ -90,15 +93,21 @@ class Policy:
     def target(self, url: str) -> Target:
         """The URL taken apart. Raises `Refused`; names are not resolved here."""
         parts, port = _split(url)
-        host = (parts.hostname or "").rstrip(".")
+        written = parts.hostname or ""
+        host = written.removesuffix(".")
         address = _literal(host, bracketed="[" in parts.netloc)
-        if address is None and not _NAME.fullmatch(host):
+        if address is None and not _is_name(host):
             raise Refused(f"{host!r} is no host name")
         trusted = host in self.hosts or (address is not None and self._listed(address))
         if parts.scheme == "http" and not (trusted or self.allow_http):
             raise Refused("it must begin with https:// (or its host be listed in webhooks.allow)")
         if address is not None and not trusted:
             self.check(address)
+        # Resolvers differ in what they take such for, and some callers take it for nothing.
+        if isinstance(address, IPv4Address) and written != str(address):
+            raise Refused(f"write the address as {address}, not as {written}")
+        if host != written:
+            raise Refused(f"write the host without the dot at its end: {host}")
         return Target(url, host, port, address, trusted)
 
     def check(self, address: Address | str) -> None:
@@ -110,6 +119,19 @@ class Policy:
 
     def _listed(self, address: Address) -> bool:
         return any(address in network for network in self.networks)
+
+
+def host_of(url: str) -> str:
+    """What stands for a URL's host, however that is written and whatever the port; "" where that cannot be told."""
+    try:
+        parts, _ = _split(url)
+        host = (parts.hostname or "").rstrip(".")
+        address = _literal(host, bracketed="[" in parts.netloc)
+    except Refused:
+        return ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or address)
+    return host if address is None else str(address)
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
@@ -146,6 +168,10 @@ def _literal(host: str, *, bracketed: bool) -> Address | None:
         return IPv4Address(socket.inet_aton(host))
     except OSError:
         return None
+
+
+def _is_name(host: str) -> bool:
+    return bool(_NAME.fullmatch(host)) and len(host) <= _MAX_NAME and not _ENDS_IN_NUMBER.fullmatch(host)
 
 
 def _is_public(address: Address) -> bool:

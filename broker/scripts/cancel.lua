@@ -6,6 +6,7 @@
 -- KEYS 4      revoked                                      (sorted set: job id -> unix seconds)
 -- KEYS 5      set of open jobs that it may be in
 -- KEYS 6      waiting list of what webhooks are to be told  (list of messages)
+-- KEYS 7      expiring                                     (sorted set: job id -> when it ends if it has not begun, unix ms)
 -- ARGV 1      the stored form of a job that was dropped
 -- ARGV 2      result TTL, seconds
 -- ARGV 3      channel that names the jobs that have ended, by their result keys
@@ -27,5 +28,6 @@ redis.call('PUBLISH', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[3], KEYS[1])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 redis.call('SREM', KEYS[5], ARGV[5])
+redis.call('ZREM', KEYS[7], ARGV[5])
 if ARGV[8] ~= '' then redis.call('LPUSH', KEYS[6], ARGV[8]) end
 return 1

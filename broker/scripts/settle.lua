@@ -3,6 +3,7 @@
 --
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- KEYS 2      waiting list of what webhooks are to be told  (list of messages)
+-- KEYS 3      expiring                                     (sorted set: job id -> when it ends if it has not begun, unix ms)
 -- ARGV 1      result TTL, seconds
 -- ARGV 2      channel that names the jobs that have ended, by their result keys
 -- ARGV 3..    per job: tag, job id, result key, result ('' = store none), record key or '', key of the set of open jobs
@@ -15,6 +16,7 @@
 
 local ttl = ARGV[1]
 local answers, ended = {}, {}
+local any_expiring = redis.call('EXISTS', KEYS[3]) == 1
 local i = 3
 while i <= #ARGV do
   local result_key, result, record, open = ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
@@ -23,6 +25,7 @@ while i <= #ARGV do
   local answer = redis.call('HDEL', KEYS[1], ARGV[i])
   if answer == 1 then
     if open ~= '' then redis.call('SREM', open, ARGV[i + 1]) end
+    if any_expiring then redis.call('ZREM', KEYS[3], ARGV[i + 1]) end
     if result ~= '' then
       if redis.call('SET', result_key, result, 'EX', ttl, 'NX') then
         redis.call('PUBLISH', result_key, result)

@@ -8,6 +8,7 @@
 -- KEYS 15-18  places, highest priority first              (sorted set: owner -> place of their last message in the
 --                                                           waiting list; '' -> minus the places taken)
 -- KEYS 19     served                                       (hash: level -> messages ever leased from waiting and owned)
+-- KEYS 20     expiring                                     (sorted set: job id -> when it ends if it has not begun, unix ms)
 -- ARGV 1      depth limit of the queue; 0 = none
 -- ARGV 2      record TTL, seconds
 -- ARGV 3      idempotency TTL, seconds
@@ -20,18 +21,20 @@
 --             owner or '', key of the owner's list, key of the owner's listing,
 --             key of the set of open jobs or '', most open jobs,
 --             key of the rate or '', microseconds between submits at that rate, most submits at once,
---             '1' = the id is the caller's: it may be taken
+--             '1' = the id is the caller's: it may be taken,
+--             unix ms at which it ends if it has not begun, or ''
 -- returns     per job:
 --             0 accepted (now, or before under the same id)
 --             {0, submits left, microseconds until none is counted} accepted, with a rate
 --             text: what the first job with this idempotency key stored there
---             {1, depth} queue full | {2, open jobs} too many of them |
---             {3, microseconds to wait, microseconds until none is counted} too fast |
+--             {1, depth} queue full |
+--             {2, open jobs, submits left, microseconds until none is counted} too many of them |
+--             {3, microseconds to wait} too fast |
 --             {4, record or ''} the caller's id is taken by the job of this record, or by another application's task
 
 local limit, fair_from, most_listed = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local record_prefix, result_prefix = ARGV[6], ARGV[7]
-local FIELDS = 16
+local FIELDS = 17
 -- Open jobs that are looked at when there are too many: some may have been lost to a server that lost its last writes.
 local LOOKED_AT = 20
 
@@ -79,24 +82,34 @@ local function too_many_open(key, most)
   return count >= most and count or nil
 end
 
--- The generic cell rate algorithm (ITU-T I.371): the time at which all submits so far would have come at the very rate.
+-- The generic cell rate algorithm (ITU-T I.371): the time at which all submits so far would have come at the very rate,
+-- as microseconds from now.
 local now
-local function arrival(key)
+local function ahead_of_now(key)
   if not now then
     local time = redis.call('TIME')
     now = time[1] * 1000000 + time[2]
   end
-  return math.max(tonumber(redis.call('GET', key) or 0), now)
+  return math.max(tonumber(redis.call('GET', key) or 0) - now, 0)
+end
+
+-- What the first job with an idempotency key stored there, as long as anything is kept of that job. A result may be kept
+-- for less time than the key, and an answer that leads nowhere is of no use.
+local function first_of(idempotency)
+  local stored = redis.call('GET', idempotency)
+  local id = stored and string.match(stored, '^[^:]*:%d+:(.*)$')
+  return id and redis.call('EXISTS', record_prefix .. id, result_prefix .. id) > 0 and stored
 end
 
 local listings = {}
+local expiring = false
 
 local function submit(i)
   local id, level, created, idempotency = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 4], ARGV[i + 5]
   local open, most_open, rate = ARGV[i + 10], tonumber(ARGV[i + 11]), ARGV[i + 12]
   local interval, burst = tonumber(ARGV[i + 13]), tonumber(ARGV[i + 14])
   local record_key = record_prefix .. id
-  local first = idempotency ~= '' and redis.call('GET', idempotency)
+  local first = idempotency ~= '' and first_of(idempotency)
   if first then return first end
   if ARGV[i + 15] == '1' then
     local taken = redis.call('GET', record_key)
@@ -108,14 +121,15 @@ local function submit(i)
   end
   if limit > 0 and depth >= limit then return {1, depth} end
   local count = open ~= '' and too_many_open(open, most_open)
-  if count then return {2, count} end
+  local ahead = rate ~= '' and ahead_of_now(rate) or 0
+  if count then return {2, count, math.floor(burst - ahead / math.max(interval, 1)), ahead} end
   local answer = 0
   if rate ~= '' then
-    local counted = arrival(rate) + interval
-    local wait = counted - now - burst * interval
-    if wait > 0 then return {3, wait, counted - interval - now} end
-    redis.call('SET', rate, string.format('%.0f', counted), 'PX', math.ceil((counted - now) / 1000))
-    answer = {0, math.floor(-wait / interval), counted - now}
+    local wait = ahead + interval - burst * interval
+    if wait > 0 then return {3, wait} end
+    ahead = ahead + interval
+    redis.call('SET', rate, string.format('%.0f', now + ahead), 'PX', math.ceil(ahead / 1000))
+    answer = {0, math.floor(-wait / interval), ahead}
   end
   -- The record comes first: running out of memory here leaves a record without a job, never a job without a record.
   local ticket = tonumber(served[level] or 0) + waiting[level] + owned[level] + 1
@@ -126,6 +140,10 @@ local function submit(i)
   if open ~= '' then
     redis.call('SADD', open, id)
     redis.call('EXPIRE', open, ARGV[2])
+  end
+  if ARGV[i + 16] ~= '' then
+    redis.call('ZADD', KEYS[20], ARGV[i + 16], id)
+    expiring = true
   end
   redis.call('ZADD', ARGV[i + 9], created, id)
   listings[ARGV[i + 9]] = true
@@ -139,4 +157,5 @@ for listing in pairs(listings) do
   redis.call('ZREMRANGEBYRANK', listing, 0, -1 - most_listed)
   redis.call('EXPIRE', listing, ARGV[2])
 end
+if expiring then redis.call('EXPIRE', KEYS[20], ARGV[2]) end
 return answers

@@ -54,6 +54,7 @@ def test_a_rate_lets_so_many_through_and_then_says_when(gate: Front) -> None:
         refused = answers[3]
         assert refused.json()["type"] == "urn:sheaf:error:too-fast"
         assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert refused.headers["ratelimit"].endswith(f";t={refused.headers['retry-after']}")
     with gate.client(gate.key("r")) as other:
         assert submit(other).status_code == 202
         assert "ratelimit" not in submit(other).headers
@@ -87,6 +88,19 @@ def test_a_key_may_have_so_many_jobs_that_have_not_ended(gate: Front) -> None:
         while settle_one(gate) != second.json()["id"]:
             pass
         assert submit(client).status_code == 202
+
+
+def test_a_rate_is_told_of_also_when_too_many_jobs_are_open(gate: Front) -> None:
+    with gate.client(gate.key("both", rate=Rate(5, 60), max_in_flight=1)) as client:
+        accepted, refused = submit(client), submit(client)
+    assert (refused.status_code, refused.json()["type"]) == (429, "urn:sheaf:error:too-many-open")
+    assert accepted.headers["ratelimit"].split(";")[1] == refused.headers["ratelimit"].split(";")[1] == "r=4"
+
+
+def test_a_job_that_expires_unread_is_not_open_any_more(gate: Front) -> None:
+    with gate.client(gate.key("unread", max_in_flight=1)) as client:
+        assert submit(client, timeout_s=0.05).status_code == 202
+        wait_until(lambda: submit(client).status_code == 202, description="it has expired, though nobody looked")
 
 
 def test_a_job_that_expired_is_not_open_any_more(gate: Front) -> None:
@@ -130,6 +144,8 @@ def test_a_full_queue_says_when_there_will_be_room_as_fast_as_it_is_drained(gate
         ({"model": "minilm", "input": None}, "input", "should be a valid string"),
         ({"model": "echo", "imput": "x"}, "imput", "did you mean `input`?"),
         ({"model": "echo", "input": 1, "timeout_s": -1}, "timeout_s", "greater than 0"),
+        ({"model": "echo", "input": 1, "timeout_s": True}, "timeout_s", "valid number"),
+        ({"model": "echo", "input": 1, "timeout_s": "5"}, "timeout_s", "valid number"),
     ],
 )
 def test_a_wrong_row_is_refused_with_its_path(gate: Front, body: object, field: str, said: str) -> None:

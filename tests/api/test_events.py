@@ -104,6 +104,14 @@ def test_a_cancel_is_told_at_once(client: httpx.Client) -> None:
     client.post(f"/v1/jobs/{blocking}/cancel")
 
 
+def test_the_head_of_the_stream_ends(client: httpx.Client) -> None:
+    job_id = submitted(client, input=1.0)
+    answer = client.head(f"/v1/jobs/{job_id}/events")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    client.post(f"/v1/jobs/{job_id}/cancel")
+
+
 def test_an_unknown_job_cannot_be_followed(client: httpx.Client) -> None:
     assert client.get("/v1/jobs/none/events").status_code == 404
 

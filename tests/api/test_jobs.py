@@ -272,6 +272,34 @@ def test_forms_are_refused(client: httpx.Client) -> None:
     assert "application/json" in str(problem(answer)["detail"])
 
 
+@pytest.mark.parametrize(("charset", "status"), [("utf-16", 415), ('"latin-1"', 415), ("UTF-8", 202), ('"utf-8"', 202)])
+def test_json_is_utf_8(client: httpx.Client, charset: str, status: int) -> None:
+    headers = {"content-type": f"application/json; charset={charset}"}
+    answer = client.post("/v1/jobs", content=b'{"model": "echo", "input": 1}', headers=headers)
+    assert answer.status_code == status
+
+
+def test_what_a_caller_made_up_is_not_told_back_at_length(client: httpx.Client) -> None:
+    answer = submit(client, {"model": "m" * 3000, "input": 1})
+    assert answer.status_code == 404
+    assert len(answer.content) < 1000
+
+
+def test_a_submit_and_a_read_wait_however_it_is_asked_for(client: httpx.Client) -> None:
+    body = {"model": "slow", "input": 0.2}
+    by_query = client.post("/v1/jobs", params={"wait": 5}, json=body)
+    assert (by_query.status_code, by_query.json()["status"]) == (200, "succeeded")
+    location = submit(client, body).headers["location"]
+    by_header = client.get(location, headers={"Prefer": "wait=5"})
+    assert (by_header.json()["status"], by_header.headers["preference-applied"]) == ("succeeded", "wait=5")
+    assert client.post("/v1/jobs", params={"wait": "soon"}, json=body).status_code == 422
+
+
+def test_a_wait_that_is_over_tells_how_the_job_is_by_then(client: httpx.Client) -> None:
+    answer = submit(client, {"model": "slow", "input": 1.0}, Prefer="wait=0.4")
+    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+
+
 def test_a_model_that_could_not_be_loaded_takes_no_jobs(client: httpx.Client) -> None:
     answer = submit(client, {"model": "broken", "input": 1})
     assert answer.status_code == 503

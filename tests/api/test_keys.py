@@ -42,6 +42,32 @@ def in_force(made: Front) -> None:
         wait_until(lambda: client.get("/v1/jobs").status_code == 401, description="keys are in force")
 
 
+def test_who_follows_a_job_with_a_key_that_is_revoked_is_shut_out(guarded: Front) -> None:
+    key = guarded.key("follower")
+    with guarded.client(key) as client:
+        job_id = submitted(client)
+        with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:
+            lines = events.iter_lines()
+            assert any(line == "event: queued" for line in lines)
+            guarded.sheaf("keys", "revoke", key.split("_")[1])
+            assert not any(line.startswith("event:") for line in lines)
+
+
+def test_a_stranger_learns_nothing_of_what_a_query_may_hold(guarded: Front) -> None:
+    with guarded.client() as client:
+        for query in ("/v1/jobs?status=odd", "/v1/jobs?limit=0", "/v1/jobs/none?wait=soon"):
+            assert kind(client.get(query)) == (401, "unauthenticated")
+
+
+def test_an_administrator_lists_the_jobs_of_any_owner(guarded: Front) -> None:
+    with guarded.client(guarded.key("listed")) as client, guarded.client(guarded.key("boss", Scope.ADMIN)) as boss:
+        job_id = submitted(client)
+        [listed] = boss.get("/v1/jobs", params={"owner": "listed"}).json()["data"]
+        assert listed["id"] == job_id
+        assert len(client.get("/v1/jobs", params={"owner": "listed"}).json()["data"]) == 1
+        assert kind(client.get("/v1/jobs", params={"owner": "boss"})) == (403, "missing-scope")
+
+
 def submitted(client: httpx.Client, **fields: object) -> str:
     answer = client.post("/v1/jobs", json=JOB | fields)
     assert answer.status_code == 202, answer.text

@@ -54,6 +54,7 @@ def test_a_version_is_the_models_own(client: httpx.Client) -> None:
 def test_parameters_are_those_of_a_job(client: httpx.Client) -> None:
     assert infer(client, "echo", tensor("1"), parameters={"priority": "high", "timeout_s": 5}).status_code == 200
     assert infer(client, "echo", tensor("1"), parameters={"priority": "soon"}).status_code == 422
+    assert infer(client, "echo", tensor("1"), parameters={"inputs": [2]}).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_parameters_are_those_of_a_job(client: httpx.Client) -> None:
         ([tensor("1", datatype="FP32")], {}, "inputs.0.datatype: it is BYTES"),
         ([tensor("1") | {"shape": [2]}], {}, "inputs.0.shape: [2] does not fit 1 elements"),
         ([tensor()], {}, "inputs.0.shape"),
+        ([tensor("1") | {"shape": []}], {}, "inputs.0.shape"),
+        ([tensor("1") | {"shape": [True]}], {}, "inputs.0.shape.0"),
         ([tensor(7)], {}, "inputs.0.data.0: it must be a string"),
         ([tensor("{")], {}, "inputs.0.data.0: the model takes JSON documents"),
         ([tensor("1", parameters={"binary_data_size": 3})], {}, "binary tensors"),
@@ -80,6 +83,12 @@ def test_what_cannot_be_served_is_told(
     assert answer.json()["error"] == answer.json()["detail"]
 
 
+@pytest.mark.parametrize("depth", [*range(246, 258), 1030])
+def test_a_document_is_served_or_refused_however_deep(client: httpx.Client, depth: int) -> None:
+    answer = infer(client, "echo", tensor("[" * depth + "]" * depth))
+    assert answer.status_code in (200, 422, 502), answer.text
+
+
 def test_the_binary_extension_is_refused(client: httpx.Client) -> None:
     headers = {"Inference-Header-Content-Length": "10", "content-type": "application/octet-stream"}
     answer = client.post("/v2/models/echo/infer", content=b"x" * 20, headers=headers)
@@ -89,7 +98,7 @@ def test_the_binary_extension_is_refused(client: httpx.Client) -> None:
 
 def test_a_row_that_fails_fails_the_request_and_is_named(client: httpx.Client) -> None:
     answer = infer(client, "picky", tensor("1", "-1"))
-    assert (answer.status_code, answer.json()["type"]) == (500, "urn:sheaf:error:job-failed")
+    assert (answer.status_code, answer.json()["type"]) == (502, "urn:sheaf:error:job-failed")
     assert "inputs.0.data.1: ArithmeticError: minus one cannot be served" in answer.json()["error"]
 
 

@@ -160,6 +160,26 @@ def test_what_is_not_there_in_time_is_cancelled_and_told(tmp_path_factory: pytes
         assert len(client.get("/v1/jobs").json()["data"]) == 2
 
 
+def test_a_repeated_request_whose_first_caller_went_away_is_served(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with front(tmp_path_factory.mktemp("again"), api={"max_wait_s": 20}) as made:
+        body = {"model": "minilm", "input": "a text"}
+        with made.client(**{"Idempotency-Key": "one"}) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/embeddings", json=body, timeout=0.3)
+            with served(made):
+                first, second = (client.post("/v1/embeddings", json=body) for _ in range(2))
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert first.json() == second.json()
+        assert "idempotency-replayed" not in first.headers
+        assert second.headers["idempotency-replayed"] == "true"
+
+
+def test_a_page_that_is_not_there_is_told_in_the_clients_words(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "a text"}])
+    assert error.value.code == "not-found"
+
+
 def test_the_open_inference_protocol_gives_the_same_vectors(embedder: Front, client: openai.OpenAI) -> None:
     vectors = [row.embedding for row in client.embeddings.create(model="minilm", input=TEXTS).data]
     body = {"inputs": [{"name": "text", "shape": [3], "datatype": "BYTES", "data": TEXTS}]}

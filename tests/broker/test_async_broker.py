@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import orjson
@@ -176,6 +177,25 @@ async def test_the_same_idempotency_key_stands_for_the_same_job(front: AsyncBrok
         await front.submit(new_job(idempotency_key=("me", "key"), fingerprint="f2"))
 
 
+async def test_an_idempotency_key_is_forgotten_with_its_job(front: AsyncBroker, client: redis.Redis) -> None:
+    first, second = (new_job(idempotency_key=("me", "key"), fingerprint="f1") for _ in range(2))
+    await front.submit(first)
+    client.delete(f"sheaf:job:{first.id}")
+    assert (await front.submit(second)).id == second.id
+
+
+async def test_a_job_whose_time_is_over_ends_though_nobody_reads_it(front: AsyncBroker, client: redis.Redis) -> None:
+    now = time.time()
+    over, later, begun = new_job(expires_at=now - 1), new_job(expires_at=now + 60), new_job(expires_at=now - 1)
+    for job in (over, later, begun):
+        await front.submit(job)
+    client.set(f"sheaf:started:{begun.id}", f"1:{now:.6f}", ex=60)
+    await front.expire_due()
+    assert client.exists(f"celery-task-meta-{over.id}") == 1
+    assert client.exists(f"celery-task-meta-{begun.id}", f"celery-task-meta-{later.id}") == 0
+    assert client.zrange("sheaf:expiring", 0, -1) == [later.id.encode()]
+
+
 async def test_a_job_submitted_twice_under_one_id_is_queued_once(front: AsyncBroker, client: redis.Redis) -> None:
     job = new_job()
     assert [(await front.submit(job)).id for _ in range(2)] == [job.id] * 2
@@ -272,8 +292,9 @@ async def test_whatever_goes_wrong_in_a_flush_reaches_its_submits(
 async def test_a_full_server_refuses_submits_as_unavailable(front: AsyncBroker, client: redis.Redis) -> None:
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailable) as refused:
             await front.submit(new_job())
+        assert "script" not in str(refused.value)
         with pytest.raises(BrokerUnavailable):
             await front.probe()
     finally:

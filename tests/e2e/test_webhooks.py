@@ -15,13 +15,15 @@ import httpx
 import pytest
 import redis
 
-from broker import AsyncBroker, NewJob, Priority, Webhook, queue_name
+from broker import AsyncBroker, JobEvent, NewJob, Priority, Webhook, queue_name
 from broker.embedded import EmbeddedServer
-from broker.message import encode
+from broker.message import WEBHOOKS, encode
+from broker.webhooks import Notification
 from tests.conftest import free_port, wait_until
 from tests.receiver import Call, Receiver, Reply
 from tests.services import Service, answers, metric, run_sheaf
 from webhooks.signing import PREFIX
+from workers.threads import EXIT_STATUS
 
 MODELS: dict[str, object] = {
     "minilm": None,
@@ -229,6 +231,26 @@ def test_deliveries_are_listed_shown_and_sent_again_by_people(running: Running) 
     assert running.sheaf("resend", failed["id"]) == "1 queued again\n"
     wait_until(lambda: running.deliveries(job_id)[0]["state"] == "delivered", description="it is sent again")
     assert len({call.id for call in running.receiver.calls("/people")}) == 1
+
+
+def test_an_io_worker_that_loses_a_thread_of_its_courier_ends(tmp_path: Path) -> None:
+    """Living on without it, the worker would look well and call nobody: its supervisor starts another instead."""
+    with EmbeddedServer(free_port(), tmp_path / "valkey") as broker, Receiver() as receiver:
+        config: dict[str, object] = {
+            "broker": {"url": broker.url},
+            "io": {"metrics_port": free_port()},
+            "webhooks": {"allow": ["127.0.0.1"]},
+        }
+        told = Notification(JobEvent.SUCCEEDED, "job-1", "echo", receiver.url("/first"), "", None, time.time())
+        with redis.Redis.from_url(broker.url) as client, Service("io", config=config, folder=tmp_path / "io") as io:
+            client.lpush(WEBHOOKS, told.encode())
+            wait_until(lambda: receiver.calls("/first"), description=f"it works: {io.log_path}", timeout_s=60)
+            # A fault that no thread is made for, and that does not pass.
+            client.set(WEBHOOKS, "no list")
+            assert io.wait(20) == EXIT_STATUS
+            lines = [json.loads(line) for line in io.log().splitlines() if "A thread died" in line]
+            assert lines
+            assert all(line["dead_thread"].startswith("courier") for line in lines)
 
 
 def test_a_secret_is_printed_and_rotated(running: Running) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from webhooks import Policy, Refused
+from webhooks import Policy, Refused, host_of
 
 STRICT = Policy()
 
@@ -26,10 +26,25 @@ def test_an_address_inside_is_refused_in_every_notation(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["8.8.8.8", "134744072", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]", "172.32.0.1"]
+    "host", ["8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]", "[64:ff9b::808:808]", "172.32.0.1"]
 )
 def test_a_public_address_is_taken(host: str) -> None:
     assert STRICT.target(f"https://{host}/hook").address is not None
+
+
+ODD = ["127.1", "2130706433", "0177.0.0.1", "0x7f.1", "0x7F000001", "017700000001", "127.0.0.0x1", "127.0.0.1."]
+
+
+@pytest.mark.parametrize("host", ODD)
+def test_an_address_that_is_listed_is_taken_only_as_it_is_usually_written(host: str) -> None:
+    with pytest.raises(Refused, match=r"write the address as 127\.0\.0\.1, not as"):
+        Policy.of(["127.0.0.0/8"], allow_http=False).target(f"http://{host}/hook")
+
+
+@pytest.mark.parametrize("host", ["134744072", "8.526344", "010.8.8.8", "0x8.8.8.8", "8.8.8.8."])
+def test_a_public_address_is_taken_only_as_it_is_usually_written(host: str) -> None:
+    with pytest.raises(Refused, match=r"write the address as 8\.8\.8\.8, not as"):
+        STRICT.target(f"https://{host}/hook")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +62,14 @@ def test_a_public_address_is_taken(host: str) -> None:
         ("https://example.org\\@127.0.0.1/", "backslashes"),
         ("https://\uff11\uff12\uff17.0.0.1/", "ASCII"),
         ("https://127%2e0.0.1/", "no host name"),
+        ("https://example.org./", "without the dot at its end: example.org"),
+        ("https://example.org../", "no host name"),
+        ("https://example..org/", "no host name"),
+        (f"https://{'a' * 64}.org/", "no host name"),
+        (f"https://{'a.' * 127}org/", "no host name"),
+        ("https://1.2.3.4.5/", "no host name"),
+        ("https://256.1.1.1/", "no host name"),
+        ("https://example.0x7f/", "no host name"),
         ("https://[::1/", "no URL"),
         ("https://[fe80::1%25eth0]/", "not public"),
         ("https://example.org:99999/", "no URL"),
@@ -61,7 +84,7 @@ def test_a_url_that_is_not_plain_is_refused_with_its_reason(url: str, said: str)
 
 
 def test_a_name_is_taken_apart_and_not_resolved() -> None:
-    target = STRICT.target("https://Hooks.Example.ORG.:8443/a?b=c")
+    target = STRICT.target("https://Hooks.Example.ORG:8443/a?b=c")
     assert (target.host, target.port, target.address, target.trusted) == ("hooks.example.org", 8443, None, False)
 
 
@@ -69,7 +92,7 @@ def test_what_the_settings_list_may_be_inside_and_without_tls() -> None:
     policy = Policy.of(["hooks.internal", "10.1.0.0/16", "127.0.0.1"], allow_http=False)
     assert policy.target("http://hooks.internal/").trusted
     assert policy.target("http://10.1.2.3/").trusted
-    assert policy.target("http://2130706433/").trusted
+    assert policy.target("http://127.0.0.1:9000/").trusted
     policy.check("10.1.2.3")
     for url in ("https://10.2.0.1/", "http://other.internal/", "https://127.0.0.2/"):
         with pytest.raises(Refused):
@@ -87,3 +110,16 @@ def test_http_can_be_allowed_without_allowing_addresses() -> None:
 def test_what_cannot_be_listed_is_told(entry: str) -> None:
     with pytest.raises(ValueError, match="neither a host name"):
         Policy.of([entry], allow_http=False)
+
+
+@pytest.mark.parametrize(
+    "host, urls",
+    [
+        ("example.org", ["https://example.org/a", "HTTP://EXAMPLE.org:81/b?c=//d", "https://example.org.", "http://example.org:80"]),
+        ("127.0.0.1", ["http://127.0.0.1", "https://127.1:1/", "http://[::ffff:127.0.0.1]:8/", "http://[0:0::FFFF:7f00:1]"]),
+        ("2001:db8::1", ["http://[2001:db8::1]/", "https://[2001:0DB8:0:0::1]:8443"]),
+        ("", ["", "no URL", "ftp://example.org", "http:?//", "http://[::1", "https://user:secret@example.org/"]),
+    ],
+)  # fmt: skip
+def test_a_host_is_the_same_however_it_is_written(host: str, urls: list[str]) -> None:
+    assert {host_of(url) for url in urls} == {host}

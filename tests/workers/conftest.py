@@ -17,9 +17,13 @@ from celery import Celery
 from celery.events import EventReceiver
 from celery.result import AsyncResult
 
+from broker.deliveries import Deliveries
 from broker.embedded import EmbeddedServer
 from tests.conftest import free_port, wait_until
+from tests.receiver import Receiver
 from tests.services import Service, metric
+from tests.workers.post import Post
+from webhooks import new_secret
 
 MODELS: dict[str, object] = {
     "minilm": None,
@@ -189,3 +193,13 @@ def announced(url: str, service: Service) -> bool:
         found = [client.get(key) for key in client.keys("*sheaf:worker:*")]
     texts = [text.decode() for text in found if text is not None]
     return any(f'"pid":{service.pid},' in text and '"loading"' not in text and '"state"' in text for text in texts)
+
+
+@pytest.fixture
+def post(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
+    # A stop waits for the waiter.
+    monkeypatch.setattr("workers.courier.courier.WAIT_S", 0.05)
+    with Receiver() as receiver, Deliveries(valkey_url, new_secret=new_secret) as log:
+        made = Post(valkey_url, receiver, log)
+        yield made
+        made.client.close()

@@ -79,6 +79,13 @@ async def test_a_host_that_the_settings_name_may_be_anywhere(receiver: Receiver)
     assert answer.status == 200
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[0:0::FFFF:7F00:1]", "LocalHost"])
+async def test_whatever_notation_of_a_host_is_taken_can_be_called(receiver: Receiver, host: str) -> None:
+    policy = Policy.of(["127.0.0.0/8", "::ffff:127.0.0.1", "localhost"], allow_http=False)
+    answer = await call(policy, policy.target(f"http://{host}:{receiver.port}/hook"))
+    assert (answer.status, answer.error) == (200, None)
+
+
 async def test_proxies_of_the_environment_are_not_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     policy = Policy.of(["127.0.0.1"], allow_http=False)

@@ -3,89 +3,21 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 
+import orjson
 import pytest
-import redis
-from prometheus_client import CollectorRegistry
 
-from broker import Broker, JobEvent, Priority
-from broker.deliveries import Deliveries, Delivery, DeliveryState
+from broker import JobEvent, Priority
+from broker.deliveries import DeliveryState
 from broker.message import WEBHOOKS
 from broker.results import Failure, RunFacts, encode_failure, encode_record, encode_success
 from broker.webhooks import Notification
-from configs.webhooks import WebhookSettings
-from telemetry.metrics import CourierMetrics
 from tests.broker.conftest import new_job
 from tests.conftest import free_port, wait_until
-from tests.receiver import Receiver, Reply
-from webhooks import new_secret
-from workers.courier import NO_LIMIT, Courier
-
-DEFAULTS = {"allow": ["127.0.0.1"], "retry_schedule_s": [0, 0.05, 0.05], "timeout_s": 5, "breaker_failures": 50}
-
-
-class Post:
-    """One server with a courier on it, its log of deliveries, and a receiver."""
-
-    def __init__(self, url: str, receiver: Receiver, log: Deliveries) -> None:
-        self.url = url
-        self.receiver = receiver
-        self.log = log
-        self.client = redis.Redis.from_url(url)
-        self.registry = CollectorRegistry()
-
-    @contextmanager
-    def courier(self, *, public_url: str = "", **settings: object) -> Iterator[Courier]:
-        broker = Broker(self.url, uuid.uuid4().hex, max_attempts=NO_LIMIT, lease_s=5)
-        deliveries = Deliveries(self.url, new_secret=new_secret)
-        self.registry = CollectorRegistry()
-        checked = WebhookSettings.model_validate(DEFAULTS | settings)
-        courier = Courier(broker, deliveries, checked, CourierMetrics(self.registry), public_url=public_url)
-        courier.start()
-        try:
-            yield courier
-        finally:
-            courier.stop(5)
-
-    def tell(self, url: str | None = None, *, event: JobEvent = JobEvent.SUCCEEDED, job_id: str = "") -> Notification:
-        """Queue an event, as the end of a job does."""
-        job_id = job_id or str(uuid.uuid4())
-        told = Notification(event, job_id, "echo", url or self.receiver.url(), "me", "r-1", time.time())
-        self.client.lpush(WEBHOOKS, told.encode())
-        return told
-
-    def delivery(self, told: Notification) -> Delivery | None:
-        return self.log.get(told.id)
-
-    def over(self, *told: Notification) -> list[Delivery]:
-        """The deliveries of these events, once they are delivered or have failed."""
-
-        def all_over() -> bool:
-            found = [self.delivery(one) for one in told]
-            return all(one is not None and one.state is not DeliveryState.PENDING for one in found)
-
-        wait_until(all_over, description="the deliveries are over")
-        return [one for event in told if (one := self.delivery(event)) is not None]
-
-    def secret(self) -> str:
-        return self.log.secrets.of(["me"])[0].current
-
-    def metric(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(name, labels) or 0.0
-
-
-@pytest.fixture
-def post(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
-    # A stop waits for the waiter.
-    monkeypatch.setattr("workers.courier.courier.WAIT_S", 0.05)
-    with Receiver() as receiver, Deliveries(valkey_url, new_secret=new_secret) as log:
-        made = Post(valkey_url, receiver, log)
-        yield made
-        made.client.close()
+from tests.receiver import Reply
+from tests.workers.post import Post
 
 
 def test_a_call_is_signed_and_says_who_calls(post: Post) -> None:
@@ -213,66 +145,15 @@ def test_an_address_inside_is_not_connected_to(post: Post) -> None:
     assert post.receiver.calls() == []
 
 
-def test_hosts_that_hang_delay_no_other_host(post: Post) -> None:
-    """cog#2229, seen from the queue: a dead receiver holds nobody else's slot."""
-    with Receiver() as dead:
-        hanging = dead.answer("/hangs", Reply(hang=True))
-        with post.courier(max_per_host=4, max_in_flight=128) as courier:
-            for _ in range(300):
-                post.tell(hanging)
-            begin = time.monotonic()
-            post.over(*(post.tell() for _ in range(20)))
-            assert time.monotonic() - begin < 3
-            assert len(dead.calls("/hangs")) == 4
-            courier.hurry()
-    assert post.client.llen(WEBHOOKS) + waiting(post) == 300
-
-
-def waiting(post: Post) -> int:
-    """Messages that were given back or put off."""
-    return int(post.client.llen(f"sheaf:returned:{WEBHOOKS}:0")) + int(post.client.zcard(f"sheaf:delayed:{WEBHOOKS}"))
-
-
-def test_many_deliveries_to_one_host_are_made_a_few_at_a_time(post: Post) -> None:
-    told = [post.tell() for _ in range(60)]
-    with post.courier(max_per_host=4):
-        deliveries = post.over(*told)
-    assert all(len(delivery.attempts) == 1 for delivery in deliveries)
-    assert len(post.receiver.calls()) == 60
-
-
-def test_a_host_that_fails_in_a_row_is_left_alone_until_a_probe_succeeds(post: Post) -> None:
-    url = post.receiver.answer("/ill", 500)
-    told = [post.tell(url) for _ in range(3)]
-    with post.courier(breaker_failures=3, breaker_open_s=1, retry_schedule_s=(0,) * 9):
-        wait_until(lambda: post.metric("sheaf_webhook_breakers_open") == 1, description="its breaker opens")
-        before = len(post.receiver.calls("/ill"))
-        more = [post.tell(url) for _ in range(20)]
-        wait_until(lambda: waiting(post) >= 20, description="what came is put off")
-        assert len(post.receiver.calls("/ill")) <= before + 1
-        assert [post.delivery(one) for one in more].count(None) >= 19
-        post.receiver.answer("/ill", 200)
-        deliveries = post.over(*told, *more)
-        wait_until(lambda: post.metric("sheaf_webhook_breakers_open") == 0, description="its breaker closes")
-    assert {delivery.state for delivery in deliveries} == {DeliveryState.DELIVERED}
-
-
-def test_what_is_put_off_for_longer_than_all_its_attempts_would_take_has_failed(post: Post) -> None:
-    url = post.receiver.answer("/ill", 500)
-    with post.courier(breaker_failures=1, breaker_open_s=600, retry_schedule_s=(0,)):
-        post.over(post.tell(url))
-        old = replace(post.tell(url), job_id="old", at=time.time() - 7200)
-        post.client.lpush(WEBHOOKS, old.encode())
-        [delivery] = post.over(old)
-    assert delivery.attempts[0].error == "not called any more: its host failed all the time"
-    assert len(post.receiver.calls("/ill")) == 1
-
-
 def test_a_message_that_is_none_of_ours_is_dropped(post: Post) -> None:
-    post.client.lpush(WEBHOOKS, b"no JSON", b'{"event":"job.succeeded"}', b'{"event":"job.lost"}')
+    good = Notification(JobEvent.SUCCEEDED, "job-1", "echo", post.receiver.url("/odd"), "me", None, time.time())
+    odd: dict[str, object] = {"url": 5, "owner": [], "at": "now", "asked_at": {}, "round": "1"}
+    damaged = [orjson.dumps(asdict(good) | {field: value}) for field, value in odd.items()]
+    post.client.lpush(WEBHOOKS, b"no JSON", b'{"event":"job.succeeded"}', b'{"event":"job.lost"}', *damaged)
     with post.courier():
         post.over(post.tell())
         wait_until(lambda: not post.client.keys(f"sheaf:held:{WEBHOOKS}:*"), description="nothing is held")
+    assert post.receiver.calls("/odd") == []
 
 
 def test_a_stopped_courier_lets_a_call_end_and_gives_back_what_has_not_begun(post: Post) -> None:
@@ -282,7 +163,7 @@ def test_a_stopped_courier_lets_a_call_end_and_gives_back_what_has_not_begun(pos
             post.tell(url)
         wait_until(lambda: post.receiver.calls("/slow"), description="one is called")
         courier.hurry()
-    assert waiting(post) + int(post.client.llen(WEBHOOKS)) == 3
+    assert post.put_aside() + int(post.client.llen(WEBHOOKS)) == 3
     assert not post.client.keys(f"sheaf:held:{WEBHOOKS}:*")
 
 

@@ -103,7 +103,7 @@ class Caller:
 def _exactly(target: Target) -> URL:
     """The URL as the client library reads it. Raises `Refused` when it finds another host in it than we did."""
     url = URL(target.url, encoded=True)
-    if (url.host or "").lower().rstrip(".") != target.host or url.port != target.port:
+    if (url.host or "").lower() != target.host or url.port != target.port:
         raise Refused("the URL can be read in two ways")
     return url
 

@@ -20,16 +20,19 @@ from broker.together import Together, fail
 from broker.webhooks import Notification
 from configs.webhooks import WebhookSettings
 from telemetry.metrics import CourierMetrics
-from webhooks import Refused, signature
+from webhooks import Refused, host_of, signature
 from workers.backoff import Backoff
 from workers.courier.calling import Caller
 from workers.courier.hosts import Hosts, PutOff
 from workers.courier.payload import payload
+from workers.courier.places import Places
 from workers.courier.schedule import Answer, after, gives_up_at
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: A lease's tag, and the Unix seconds when it is to come again.
+PutOffTo = tuple[bytes, float]
 
 #: Most messages of one round trip.
 TOGETHER = 64
@@ -59,34 +62,52 @@ class Carrier:
         self._public_url = public_url
         self._giving_up = giving_up
         self._hosts = Hosts(settings.max_per_host, settings.breaker_failures, settings.breaker_open_s)
+        self._places = Places(settings.max_in_flight)
         self._threads = ThreadPoolExecutor(BROKER_THREADS, "courier broker")
         self._load: Together[Notification, Loaded] = Together(TOGETHER, self._load_all)
         self._note: Together[Note, NoteAnswer] = Together(TOGETHER, self._note_all)
-        self._schedule: Together[tuple[bytes, float], None] = Together(TOGETHER, self._schedule_all)
+        self._schedule: Together[PutOffTo, None] = Together(TOGETHER, self._schedule_all)
         #: Leases whose webhooks are being called.
         self.calling: set[bytes] = set()
 
-    async def to_carry(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Those of these leases that are to be carried. What its host has no turn for now is put off, all together."""
-        begun, put_off = [], []
+    @property
+    def is_full(self) -> bool:
+        """There is no place for one more lease."""
+        return self._places.free <= 0
+
+    def admit(self, leases: Sequence[Lease]) -> tuple[list[Lease], list[PutOffTo]]:
+        """Those of these leases that have a place now and are to be carried; and what is to be put off."""
+        admitted, put_off = [], []
         now = time.time()
         for lease in leases:
-            seconds = self._put_off_s(lease, now)
+            seconds = self._admit(lease, now)
             if seconds is None:
-                begun.append(lease)
+                admitted.append(lease)
             else:
                 put_off.append((lease.tag, now + seconds))
-        if put_off:
-            await self.ask(lambda: self._broker.schedule(WEBHOOKS, put_off))
-        return begun
+        return admitted, put_off
 
-    def _put_off_s(self, lease: Lease, now: float) -> float | None:
-        """None for what is to be looked at more closely, too."""
+    def _admit(self, lease: Lease, now: float) -> float | None:
+        """For how long it is to be put off; None when it got a place, as what is none of ours does too."""
+        owner = ""
         with suppress(BadMessage):
             told = Notification.decode(lease.message)
+            owner = told.owner
+            # What is over time is carried, to its end.
             if now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
-                return self._hosts.put_off_s(_host(told.url))
-        return None
+                seconds = self._hosts.put_off_s(host_of(told.url))
+                if seconds is not None:
+                    return seconds
+        return self._places.take(lease.tag, owner)
+
+    async def put_off(self, due_times: Sequence[PutOffTo]) -> None:
+        """Back to the broker, all together. Raises `BrokerUnavailable`."""
+        if due_times:
+            await self.ask(lambda: self._broker.schedule(WEBHOOKS, due_times))
+
+    def left(self, lease: Lease) -> None:
+        """This lease is carried no more, however that ended: its place is free."""
+        self._places.leave(lease.tag)
 
     async def carry(self, caller: Caller, lease: Lease) -> None:
         """See one leased message through. Raises nothing; what could not be ended stays held for this session."""
@@ -111,7 +132,7 @@ class Carrier:
             self._metrics.set_breakers_open(self._hosts.open)
 
     async def _attempt(self, caller: Caller, lease: Lease, told: Notification) -> None:
-        name = _host(told.url)
+        name = host_of(told.url)
         host = self._hosts.of(name)
         try:
             async with host.turn():
@@ -199,7 +220,7 @@ class Carrier:
     async def _note_all(self, asked: Sequence[tuple[Note, asyncio.Future[NoteAnswer]]]) -> None:
         await self._persist(asked, lambda: self._deliveries.note(self._broker.session, [note for note, _ in asked]))
 
-    async def _schedule_all(self, asked: Sequence[tuple[tuple[bytes, float], asyncio.Future[None]]]) -> None:
+    async def _schedule_all(self, asked: Sequence[tuple[PutOffTo, asyncio.Future[None]]]) -> None:
         def schedule() -> list[None]:
             self._broker.schedule(WEBHOOKS, [due for due, _ in asked])
             return [None] * len(asked)
@@ -236,11 +257,6 @@ class Carrier:
         self._threads.shutdown(wait=False)
 
 
-def _host(url: str) -> str:
-    """What is counted together: host and port."""
-    return "".join(url.partition("?")[0].split("/")[2:3]).lower()
-
-
 def _fields(told: Notification) -> dict[str, object]:
     """For log lines. Of the URL only the host: the rest may hold a secret."""
     return {
@@ -248,5 +264,5 @@ def _fields(told: Notification) -> dict[str, object]:
         "event": told.event.value,
         "job_id": told.job_id,
         "request_id": told.request_id,
-        "host": _host(told.url),
+        "host": host_of(told.url),
     }

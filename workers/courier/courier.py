@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from broker import Broker, BrokerUnavailable, Lease
 from broker.deliveries import Deliveries
@@ -44,8 +45,6 @@ SWEEP_EVERY_S = 1.0
 DUE_EVERY_S = 0.1
 #: A courier that is lost costs an attempt of all it held, and a delivery must not be lost for that.
 NO_LIMIT = 1_000_000_000
-#: Threads for look-ups of names; one may hang for many seconds.
-LOOKUP_THREADS = 64
 
 
 class Courier:
@@ -68,7 +67,7 @@ class Courier:
         self._carrier = Carrier(broker, deliveries, settings, metrics, public_url=public_url, giving_up=self._is_over)
         #: Of each lease that is in hand: the task that delivers it.
         self._held: dict[bytes, asyncio.Task[None]] = {}
-        #: Whether a lease waits for room.
+        #: Whether a lease waits for a place.
         self._full = False
         self._unknown: set[bytes] = set()
         self._loop = asyncio.new_event_loop()
@@ -115,7 +114,8 @@ class Courier:
     # The event loop.
 
     def _run(self) -> None:
-        self._loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, "courier lookup"))
+        # Look-ups of names; one may hang for longer than its delivery has a place.
+        self._loop.set_default_executor(ThreadPoolExecutor(self._settings.max_in_flight, "courier lookup"))
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._deliver())
@@ -140,31 +140,30 @@ class Courier:
             await self._finish()
 
     async def _lease(self, caller: Caller) -> bool:
-        """Take what there is room for, and begin it; False when nothing more can be taken now."""
-        most = self._settings.max_in_flight
-        room = min(TOGETHER, most - len(self._held))
-        # Small change is not worth a round trip.
-        self._full = room < min(TOGETHER, most) / 2
+        """Take some, begin what has a place, and put the rest off; False when nothing more can be taken now."""
+        self._full = self._carrier.is_full
         if self._full:
             return False
-        rooms = [room] + [0] * (len(PRIORITY_STEPS) - 1)
+        # More than there may be room for: behind one owner's flood, others are found that have places left.
+        rooms = [TOGETHER] + [0] * (len(PRIORITY_STEPS) - 1)
         leased = await self._carrier.ask(lambda: self._broker.lease(WEBHOOKS, rooms, together=True))
-        for lease in await self._carrier.to_carry(leased.leases):
-            self._held[lease.tag] = asyncio.create_task(self._carry(caller, lease))
+        admitted, put_off = self._carrier.admit(leased.leases)
+        for lease in admitted:
+            task = self._held[lease.tag] = asyncio.create_task(self._carrier.carry(caller, lease))
+            task.add_done_callback(partial(self._left, lease))
+        await self._carrier.put_off(put_off)
         self._metrics.set_in_flight(len(self._held))
         if not leased.waiting[0]:
             self._empty.set()
             return False
         return True
 
-    async def _carry(self, caller: Caller, lease: Lease) -> None:
-        try:
-            await self._carrier.carry(caller, lease)
-        finally:
-            del self._held[lease.tag]
-            self._metrics.set_in_flight(len(self._held))
-            if self._full:
-                self._wake.set()
+    def _left(self, lease: Lease, _: asyncio.Task[None]) -> None:
+        self._carrier.left(lease)
+        del self._held[lease.tag]
+        self._metrics.set_in_flight(len(self._held))
+        if self._full:
+            self._wake.set()
 
     async def _finish(self) -> None:
         """Let calls end within the grace; give back the rest, those that did not end too: they are made again."""

@@ -1,8 +1,9 @@
 """Takes care that no host is called too often at once, and that none which fails holds up the others.
 
-A host has so many calls at a time, and a few deliveries that wait for their turn. What is beyond that is put off: back
-to the broker until there may be a turn. A host that fails time after time has its breaker opened: everything for it is
-put off, but for one call now and then that finds out whether it is back. Being put off counts as no attempt.
+A host has so many calls at a time, and a few deliveries that wait for their turn, for a moment. What is beyond that is
+put off: back to the broker until there may be a turn. A host that fails time after time has its breaker opened:
+everything for it is put off, but for one call now and then that finds out whether it is back. Being put off counts as
+no attempt.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from workers.courier.pace import Pace
 from workers.courier.schedule import Answer
 
 log = logging.getLogger(__name__)
 
 #: Deliveries that wait here for a turn, per turn of a host.
 WAITING_PER_TURN = 4
-#: Shortest and longest time that something is put off for, seconds.
-MIN_PUT_OFF_S = 0.1
-MAX_PUT_OFF_S = 300.0
+#: Longest wait here for a turn, seconds. Who waits has a place of the courier, which a host that hangs would keep.
+MAX_WAIT_S = 1.0
 #: Longest time for which a breaker stays open, seconds.
 MAX_OPEN_S = 600.0
 #: Hosts that are remembered; beyond that only those that are used.
 MAX_HOSTS = 10_000
-#: How long a call of a host takes of which nothing is known yet, seconds; low, so that what is put off is soon back.
-FIRST_GUESS_S = 0.1
-#: Weight of the last call in the mean duration of a host's calls.
-_LAST_CALL = 0.2
 
 
 class PutOff(Exception):
@@ -42,7 +39,7 @@ class PutOff(Exception):
 
 
 class Host:
-    """One host and port. Clock: `time.monotonic`."""
+    """One host, whatever the port. Clock: `time.monotonic`."""
 
     def __init__(self, name: str, turns: int, breaker_failures: int, breaker_open_s: float) -> None:
         self._name = name
@@ -55,8 +52,7 @@ class Host:
         self._open_until = 0.0
         self._open_s = breaker_open_s
         self._probing = False
-        self._mean_s = FIRST_GUESS_S
-        self._next_turn_at = 0.0
+        self._pace = Pace()
 
     @property
     def is_open(self) -> bool:
@@ -78,10 +74,14 @@ class Host:
         """For a call and what leads to it. Raises `PutOff`, at once or after a while."""
         probe = self._enter()
         try:
-            async with self._free:
+            await self._wait()
+            try:
                 if self.is_open and not probe:
                     raise PutOff(self._until_probe_s())
+                self._pace.began()
                 yield
+            finally:
+                self._free.release()
         finally:
             self._present -= 1
             if probe:
@@ -89,7 +89,7 @@ class Host:
 
     def ended(self, answer: Answer) -> None:
         """A call has ended."""
-        self._mean_s += _LAST_CALL * (answer.duration_s - self._mean_s)
+        self._pace.ended(answer.duration_s)
         was_open = self.is_open
         if not answer.blames_host:
             if was_open:
@@ -108,7 +108,7 @@ class Host:
         """For how long one more is to be put off; None when it may come."""
         if self.is_open:
             return self._until_probe_s() if self._probing or time.monotonic() < self._open_until else None
-        return self._until_turn_s() if self._present >= self._turns * (1 + WAITING_PER_TURN) else None
+        return self._pace.until_turn_s(self._turns) if self._present >= self._turns * (1 + WAITING_PER_TURN) else None
 
     def _enter(self) -> bool:
         """Counts one more that is here; True for a probe. Raises `PutOff`."""
@@ -119,16 +119,18 @@ class Host:
         self._present += 1
         return probe
 
+    async def _wait(self) -> None:
+        """Until there is a turn."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise PutOff(self._pace.until_turn_s(self._turns)) from None
+
     def _until_probe_s(self) -> float:
         """A little later than the probe, so that what it says is known."""
         left = max(0.0, self._open_until - time.monotonic())
         return left + random.uniform(0.1, 0.3) * self._breaker_open_s
-
-    def _until_turn_s(self) -> float:
-        """When there will be a turn for one more, if calls go on to take as long as they did."""
-        now = time.monotonic()
-        self._next_turn_at = max(self._next_turn_at + self._mean_s / self._turns, now + MIN_PUT_OFF_S)
-        return min(self._next_turn_at - now, MAX_PUT_OFF_S)
 
 
 class Hosts:
