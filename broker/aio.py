@@ -191,6 +191,14 @@ class AsyncBroker:
         async with translated_async(self._client):
             await self._forget(keys=[self.keys.idempotency(*idempotency_key)], args=[job_id])
 
+    async def forget(self, owner: str, job_id: str) -> None:
+        """Keep nothing more of a job that has ended, for callers who have read its result and would fill the server."""
+        keys = self.keys
+        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
+            pipe.delete(keys.result(job_id), keys.record(job_id), keys.started(job_id))
+            pipe.zrem(keys.listed(owner), job_id)
+            await pipe.execute()
+
     async def watch(self, job_id: str) -> None:
         """For `WATCHED_S` a waiter of this job is woken when it begins too. Those who watch on say so again."""
         now = time.time()

@@ -3,6 +3,7 @@
 BulkError
 ├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
 ├── InputFailed         the input cannot be opened or read on; rows that came before were read in full
+├── NoSuchColumn        the input lacks a column that was named
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
@@ -15,6 +16,8 @@ One row that cannot be read is no error here: it is a `BadRow` among the rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class BulkError(Exception):
@@ -32,6 +35,13 @@ class InputFailed(BulkError):
         super().__init__(f"cannot read {place}: {reason}")
         self.place = place
         self.reason = reason
+
+
+class NoSuchColumn(BulkError):
+    """The input's header, or its schema, lacks a column that the caller names."""
+
+    def __init__(self, place: str, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"{place} has no column {name!r}; it has {', '.join(names) or 'none'}")
 
 
 class OutputFailed(BulkError):

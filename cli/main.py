@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.errors import BrokerError
-from cli import bench, config, dead, keys, services, tune, webhooks
+from cli import bench, bulk, config, dead, keys, services, tune, webhooks
 from cli.loading import CONFIG_VARIABLE, loaded_settings
 from cli.parent import end_with_parent
 from cli.problems import CommandError
@@ -34,6 +34,7 @@ app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")
 services.register(app)
 tune.register(app)
+bulk.register(app)
 
 
 def _print_version(wanted: bool) -> None:

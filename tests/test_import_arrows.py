@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "workers": {"batching", "broker", "configs", "inference", "telemetry", "webhooks"},
     "benchmarks": {"broker", "cli", "configs", "inference"},
     "tuning": {"batching", "broker", "configs", "inference"},
-    "cli": {"api", "benchmarks", "broker", "configs", "telemetry", "tuning", "webhooks", "workers"},
+    "cli": {"api", "benchmarks", "broker", "bulk", "configs", "telemetry", "tuning", "webhooks", "workers"},
 }
 
 #: Room -> what importing it must not pull in, directly or through others.

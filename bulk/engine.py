@@ -1,0 +1,192 @@
+"""Rows through a model's queue, a window of them at a time: lowest priority, results in the order of the rows.
+
+Only rows of the window are ever in the broker: what has been read from it is forgotten there. The engine waits for a
+broker that is away or full, sends again what a broker has lost, and halves a message that fails as a whole until the
+rows that are the cause stand alone. Invariant: each item leaves exactly once, with an output or a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+
+from broker import (
+    AsyncBroker,
+    BrokerUnavailable,
+    JobEnded,
+    JobState,
+    JobStatus,
+    NewJob,
+    Priority,
+    QueueFull,
+    queue_name,
+)
+from bulk.chunks import Failure, Item, Outcome, chunks, payload
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Rows that are read and not yet written, unless told otherwise.
+WINDOW = 2000
+#: Seconds after which a job is looked at though nobody said that it has ended.
+LOOK_AGAIN_S = 30.0
+#: Longest pause between attempts to reach the broker, seconds.
+MAX_BACKOFF_S = 5.0
+
+#: Takes the most that are wanted; gives the next items, and none at the end.
+Take = Callable[[int], Awaitable[Sequence[Item]]]
+
+
+class Engine:
+    """One run's way through the queue. `owner` is whom its jobs belong to: owners share a priority fairly."""
+
+    def __init__(self, broker: AsyncBroker, model: str, *, owner: str, window: int = WINDOW) -> None:
+        if window < 1:
+            raise ValueError("a window holds at least one row")
+        self._broker = broker
+        self._model = model
+        self._owner = owner
+        self._window = window
+        #: Jobs that have not ended, to be cancelled when the run ends early.
+        self._open: set[str] = set()
+
+    async def outcomes(self, take: Take) -> AsyncGenerator[list[Outcome]]:
+        """What became of the items that `take` gives, in their order; no more of them are taken than the window holds.
+
+        A second half of the window is on its way while the first is waited for, so no worker has to wait for us.
+        """
+        running: set[asyncio.Task[list[Outcome]]] = set()
+        taking: asyncio.Task[Sequence[Item]] | None = None
+        #: Numbers of what was taken, in order, and what became of some of it.
+        order: list[int] = []
+        ready: dict[int, Outcome] = {}
+        ended = False
+        try:
+            while True:
+                half = max(1, self._window // 2)
+                if taking is None and not ended and self._window - len(order) >= half:
+                    taking = asyncio.ensure_future(take(min(half, self._window - len(order))))
+                waiting: set[asyncio.Future[Any]] = {*running, *([taking] if taking else [])}
+                if not waiting:
+                    return
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if taking in done:
+                    assert taking is not None
+                    items, taking = taking.result(), None
+                    ended = not items
+                    order += [item.number for item in items]
+                    ready |= {item.number: Outcome(item.number, failure=item.failure) for item in items if item.failure}
+                    good = [item for item in items if item.failure is None]
+                    running |= {asyncio.create_task(self._serve(chunk)) for chunk in chunks(good)}
+                for task in done & running:
+                    running.discard(task)
+                    ready |= {outcome.number: outcome for outcome in task.result()}
+                if first := _first_ready(order, ready):
+                    del order[: len(first)]
+                    yield first
+        finally:
+            for task in (*running, *([taking] if taking else [])):
+                task.cancel()
+            await asyncio.gather(*running, *([taking] if taking else []), return_exceptions=True)
+
+    async def abandon(self) -> None:
+        """Cancel what is still in the queue; for a run that ends before its rows do."""
+        for job_id in list(self._open):
+            with suppress(BrokerUnavailable, JobEnded):
+                await self._broker.cancel(job_id)
+            with suppress(BrokerUnavailable):
+                await self._broker.forget(self._owner, job_id)
+        self._open.clear()
+
+    async def _serve(self, chunk: Sequence[Item]) -> list[Outcome]:
+        state = await self._ended(chunk)
+        if state.status is JobStatus.SUCCEEDED and state.result is not None:
+            rows: list[dict[str, Any]] = orjson.loads(state.result)
+            return [_outcome(item, row) for item, row in zip(chunk, rows, strict=True)]
+        if len(chunk) > 1 and state.status is JobStatus.FAILED:
+            log.warning(
+                "Rows that failed together are tried apart.",
+                extra={"count": len(chunk), "cause": state.error and state.error.type},
+            )
+            middle = len(chunk) // 2
+            halves = await asyncio.gather(self._serve(chunk[:middle]), self._serve(chunk[middle:]))
+            return [outcome for half in halves for outcome in half]
+        failure = Failure(state.status.value, "the job was ended by somebody")
+        if state.error is not None:
+            failure = Failure(state.error.type, state.error.message)
+        return [Outcome(item.number, failure=failure) for item in chunk]
+
+    async def _ended(self, chunk: Sequence[Item]) -> JobState:
+        """Have a chunk served by a job of its own, or by another when the broker has lost that."""
+        while True:
+            job = self._job(chunk)
+            self._open.add(job.id)
+            await self._patiently(partial(self._broker.submit, job))
+            state = await self._end_of(job.id)
+            self._open.discard(job.id)
+            if state is not None:
+                return state
+            log.warning("The broker has lost rows; they are sent again.", extra={"count": len(chunk)})
+
+    async def _end_of(self, job_id: str) -> JobState | None:
+        """How the job ended, which is kept here alone from then on; None when the broker knows nothing of it."""
+        while (state := await self._patiently(partial(self._broker.wait, job_id, LOOK_AGAIN_S))) is not None:
+            if state.ended:
+                await self._patiently(partial(self._broker.forget, self._owner, job_id))
+                return state
+        return None
+
+    def _job(self, chunk: Sequence[Item]) -> NewJob:
+        return NewJob(
+            id=str(uuid.uuid4()),
+            model=self._model,
+            queue=queue_name(self._model),
+            payload=payload(chunk),
+            priority=Priority.LOW,
+            created_at=time.time(),
+            expires_at=None,
+            many=True,
+            owner=self._owner,
+        )
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The broker's answer, however long it is away or full."""
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except QueueFull as error:
+                pause_s = min(error.retry_after_s, MAX_BACKOFF_S)
+            except BrokerUnavailable as error:
+                if not failures:
+                    log.warning("The broker is away; rows go on when it is back.", extra={"cause": str(error)})
+                pause_s = min(MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10))
+            failures += 1
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+
+def _first_ready(order: Sequence[int], ready: dict[int, Outcome]) -> list[Outcome]:
+    """The outcomes with which the order begins, taken out of `ready`."""
+    found: list[Outcome] = []
+    for number in order:
+        outcome = ready.pop(number, None)
+        if outcome is None:
+            break
+        found.append(outcome)
+    return found
+
+
+def _outcome(item: Item, row: dict[str, Any]) -> Outcome:
+    if "error" in row:
+        return Outcome(item.number, failure=Failure(row["error"]["type"], row["error"]["message"]))
+    return Outcome(item.number, row["output"])

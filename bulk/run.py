@@ -1,0 +1,342 @@
+"""One file through a model: rows in, results and errors out, and a checkpoint so that it can go on after any end.
+
+Owns the order of things: a row counts as done when its result, or its error, is on disk; the checkpoint says so after
+that; the output has its name last. Files are read and written on threads, so that a slow disk or store holds up
+neither the broker nor each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Self, TypeVar
+
+from pydantic import JsonValue
+
+from broker import AsyncBroker
+from bulk.checkpoint import Checkpoint
+from bulk.chunks import Failure, Item, Outcome
+from bulk.destination import Destination
+from bulk.engine import WINDOW, Engine
+from bulk.errors import NoSuchColumn, NotResumable, OutputExists, OutputFailed
+from bulk.fingerprint import Fingerprint
+from bulk.formats import Format, format_of
+from bulk.formats.jsonl import json_text
+from bulk.locations import Location
+from bulk.output import Writer
+from bulk.reading import Rows, read_rows
+from bulk.rows import BadRow, OutRow, Row
+from bulk.writing import finish_output, open_writer
+
+T = TypeVar("T")
+
+#: Seconds between checkpoints: so much work is done again after a kill. Each costs two flushes to disk.
+CHECKPOINT_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is asked for. Formats are told by the suffixes where they are None."""
+
+    model: str
+    input: Location
+    output: Location
+    #: Where rows that failed go, as JSON lines; None for nowhere but the count.
+    errors: Location | None
+    #: The column that is the model's input; None for the whole row.
+    column: str | None
+    #: The column that the output gets for the model's answer.
+    result: str
+    #: A column whose value is told beside each error.
+    id_column: str | None = None
+    #: Whether the model takes texts only.
+    texts: bool = False
+    input_format: Format | None = None
+    output_format: Format | None = None
+    window: int = WINDOW
+    resume: bool = False
+    overwrite: bool = False
+
+    @property
+    def resumable(self) -> bool:
+        return not (self.input.is_standard or self.output.is_standard)
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.output.beside(".checkpoint")
+
+    def checkpoint(self) -> Checkpoint:
+        """That of a run which begins now. Raises `InputFailed` or `UnsupportedFormat`."""
+        options: dict[str, JsonValue] = {"model": self.model, "column": self.column, "result column": self.result}
+        return Checkpoint(
+            input=self.input.url,
+            fingerprint=Fingerprint.of(self.input),
+            input_format=format_of(self.input, self.input_format),
+            output=self.output.url,
+            output_format=format_of(self.output, self.output_format),
+            errors=None if self.errors is None else self.errors.url,
+            options=options | {"id column": self.id_column},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come. `begun_at` is monotonic, of this process."""
+
+    begun_at: float
+    #: Rows that earlier processes of the run had done.
+    resumed_from: int
+    succeeded: int = 0
+    failed: int = 0
+    #: How much of the input is done, 0 to 1, about; None where its size is unknown.
+    ratio: float | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.succeeded + self.failed
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun_at
+
+    @property
+    def rows_per_second(self) -> float:
+        """Of this process alone."""
+        return (self.rows - self.resumed_from) / max(self.seconds, 1e-9)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None) -> Self:
+        """Of a run that begins, or goes on."""
+        counts = {} if checkpoint is None else checkpoint.counts
+        return cls(time.monotonic(), sum(counts.values()), counts.get("succeeded", 0), counts.get("failed", 0))
+
+    def counted(self, outcomes: Sequence[Outcome], ratio: float | None) -> Self:
+        failed = sum(outcome.failure is not None for outcome in outcomes)
+        succeeded = self.succeeded + len(outcomes) - failed
+        return replace(self, succeeded=succeeded, failed=self.failed + failed, ratio=ratio)
+
+
+class _Files:
+    """The open files of a run, used from one thread at a time."""
+
+    def __init__(self, task: Task, rows: Rows, checkpoint: Checkpoint | None) -> None:
+        self._task = task
+        self.rows = rows
+        self._checkpoint = checkpoint
+        at = checkpoint if checkpoint is not None and checkpoint.rows_done else None
+        self._output = open_writer(
+            task.output,
+            task.output_format,
+            head=rows.head,
+            results=(task.result,),
+            resume_at=None if at is None else at.output_position,
+            overwrite=task.overwrite or (task.resume and at is None),
+        )
+        self._errors: Writer | None = None
+        if at is not None and at.errors_position:
+            self._errors = self._open_errors(at.errors_position)
+        #: Rows that were read and whose outcomes are not written, in order.
+        self._pending: deque[Row | BadRow] = deque()
+        self._rows_done = 0 if at is None else at.rows_done
+        self.progress = Progress.of(checkpoint)
+
+    def take(self, most: int) -> list[Item]:
+        read = list(islice(self.rows, most))
+        self._pending.extend(read)
+        return [self._item(row) for row in read]
+
+    def write(self, outcomes: Sequence[Outcome]) -> None:
+        good: list[OutRow] = []
+        bad: list[OutRow] = []
+        for outcome in outcomes:
+            row = self._pending.popleft()
+            assert row.number == outcome.number
+            if outcome.failure is not None:
+                bad.append(OutRow(Row(row.number, row.line, self._error(row, outcome.failure)), {}))
+            else:
+                assert isinstance(row, Row)
+                good.append(OutRow(row, {self._task.result: outcome.output}))
+        self._output.write(good)
+        if bad and self._task.errors is not None:
+            if self._errors is None:
+                self._errors = self._open_errors(None)
+            self._errors.write(bad)
+        if outcomes:
+            self._rows_done = outcomes[-1].number + 1
+            self.progress = self.progress.counted(outcomes, self._ratio())
+
+    def save(self, *, complete: bool = False) -> None:
+        """Have all that was written on disk, and the checkpoint say so."""
+        output_position = self._output.flush()
+        errors_position = 0 if self._errors is None else self._errors.flush()
+        if self._checkpoint is not None:
+            replace(
+                self._checkpoint,
+                rows_done=self._rows_done,
+                output_position=output_position,
+                errors_position=errors_position,
+                counts={"succeeded": self.progress.succeeded, "failed": self.progress.failed},
+                complete=complete,
+            ).save(self._task.checkpoint_path)
+
+    def commit(self) -> None:
+        self.save(complete=True)
+        if self._errors is not None:
+            self._errors.commit()
+        self._output.commit()
+        if self._checkpoint is not None:
+            self._task.checkpoint_path.unlink()
+
+    def close(self) -> None:
+        self.rows.close()
+        self._output.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def _ratio(self) -> float | None:
+        read = self.rows.read_ratio()
+        return None if read is None else read * self._rows_done / (self._rows_done + len(self._pending))
+
+    def _open_errors(self, resume_at: int | None) -> Writer:
+        assert self._task.errors is not None
+        # What an earlier process wrote without counting it is written again.
+        again = self._task.overwrite or self._task.resume
+        return open_writer(self._task.errors, Format.JSONL, resume_at=resume_at, overwrite=again)
+
+    def _item(self, row: Row | BadRow) -> Item:
+        if isinstance(row, BadRow):
+            return Item(row.number, failure=Failure(row.reason.value, row.message))
+        column = self._task.column
+        if column is None:
+            return Item(row.number, json_text(row.columns))
+        if column not in row.columns:
+            return Item(row.number, failure=Failure("missing_column", f"the row has no {column!r}"))
+        value = row.columns[column]
+        if self._task.texts and not isinstance(value, str):
+            kind = "null" if value is None else type(value).__name__
+            return Item(row.number, failure=Failure("InvalidInput", f"{column!r} must be a text, and is {kind}"))
+        return Item(row.number, json_text(value))
+
+    def _error(self, row: Row | BadRow, failure: Failure) -> dict[str, object]:
+        told: dict[str, object] = {"row": row.number, "line": row.line}
+        if self._task.id_column is not None:
+            told["id"] = None if isinstance(row, BadRow) else row.columns.get(self._task.id_column)
+        told["input"] = row.raw if isinstance(row, BadRow) else self._input(row)
+        return told | {"error": {"type": failure.type, "message": failure.message}}
+
+    def _input(self, row: Row) -> object:
+        return row.columns if self._task.column is None else row.columns.get(self._task.column)
+
+
+async def run(task: Task, broker: AsyncBroker, tell: Callable[[Progress], None]) -> Progress:
+    """Do all of it; `tell` is called whenever rows are done.
+
+    Raises:
+        BulkError: it could not be done; unless said otherwise it can be resumed.
+        asyncio.CancelledError: it was told to stop; what is done is in the checkpoint.
+    """
+    checkpoint = await asyncio.to_thread(_begun, task)
+    if checkpoint is not None and checkpoint.complete:
+        await asyncio.to_thread(_finish, task, checkpoint)
+        return Progress.of(checkpoint)
+    engine = Engine(broker, task.model, owner=f"bulk-{uuid.uuid4().hex[:12]}", window=task.window)
+    async with _opened(task, checkpoint) as files:
+        outcomes = engine.outcomes(lambda most: _undisturbed(files.take, most))
+        saved_at = time.monotonic()
+        try:
+            tell(files.progress)
+            async for some in outcomes:
+                await _undisturbed(files.write, some)
+                tell(files.progress)
+                if time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
+                    await _undisturbed(files.save)
+                    saved_at = time.monotonic()
+            await _undisturbed(files.commit)
+        except BaseException:
+            await outcomes.aclose()
+            await engine.abandon()
+            with suppress(OutputFailed):
+                await _undisturbed(files.save)
+            raise
+    return files.progress
+
+
+def _begun(task: Task) -> Checkpoint | None:
+    """Where to begin: an earlier process' checkpoint, or a new one; None where none can be kept."""
+    if not task.resumable:
+        if task.resume:
+            raise NotResumable("neither standard input nor standard output can be resumed: name files")
+        _check_free(task)
+        return None
+    new = task.checkpoint()
+    found = Checkpoint.load(task.checkpoint_path)
+    if found is None or task.overwrite:
+        _check_free(task)
+        return new
+    if not task.resume:
+        raise OutputExists(
+            task.output.url, f"{task.checkpoint_path} tells of an unfinished run: resume it, or ask to overwrite it"
+        )
+    found.check(new)
+    return found
+
+
+def _check_free(task: Task) -> None:
+    for place in (task.output, task.errors):
+        if place is not None and not place.is_standard:
+            Destination(place, task.overwrite).check()
+
+
+def _finish(task: Task, checkpoint: Checkpoint) -> None:
+    """All was written, and the process ended before the files had their names."""
+    if task.errors is not None and checkpoint.errors_position:
+        finish_output(task.errors, Format.JSONL, position=checkpoint.errors_position)
+    finish_output(task.output, task.output_format, position=checkpoint.output_position, results=(task.result,))
+    task.checkpoint_path.unlink()
+
+
+@asynccontextmanager
+async def _opened(task: Task, checkpoint: Checkpoint | None) -> AsyncIterator[_Files]:
+    files = await asyncio.to_thread(_open, task, checkpoint)
+    try:
+        yield files
+    finally:
+        await asyncio.to_thread(files.close)
+
+
+def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
+    rows = read_rows(task.input, task.input_format, start=0 if checkpoint is None else checkpoint.rows_done)
+    try:
+        names = rows.head.names
+        for name in _named(task):
+            if names is not None and name not in names:
+                raise NoSuchColumn(task.input.url, name, names)
+        files = _Files(task, rows, checkpoint)
+        if checkpoint is not None and not checkpoint.rows_done:
+            # From now on what lies beside the output is told to be of this run.
+            files.save()
+    except BaseException:
+        rows.close()
+        raise
+    return files
+
+
+def _named(task: Task) -> Iterator[str]:
+    yield from (name for name in (task.column, task.id_column) if name is not None)
+
+
+async def _undisturbed(call: Callable[..., T], *arguments: object) -> T:
+    """Run it on a thread. A cancellation waits until it is done: else it would go on beside what follows."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

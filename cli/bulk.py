@@ -1,0 +1,222 @@
+"""`sheaf bulk`: a file of any size through a model, at the lowest priority."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker import AsyncBroker
+from cli.loading import loaded_settings
+from cli.problems import CommandError
+from configs import Settings
+
+if TYPE_CHECKING:
+    from bulk.formats import Format
+    from bulk.locations import Location
+    from bulk.run import Progress, Task
+
+#: All rows are done, and some of them failed.
+SOME_FAILED = 3
+#: Stopped by a signal, as shells tell it.
+INTERRUPTED = 130
+#: Seconds between lines where there is no terminal.
+LINE_EVERY_S = 5.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(bulk)
+
+
+def bulk(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A path, s3://, gs:// or another URL, or - .")],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="As INPUT. It is there when all of it is.")],
+    model: Annotated[str, typer.Option("--model", help="A model of this service.")],
+    column: Annotated[
+        str | None,
+        typer.Option("--column", help="The input; `text` for an embedding, else the whole row."),
+    ] = None,
+    result_column: Annotated[
+        str | None, typer.Option("--result-column", help="The answer; `embedding` for an embedding, else `output`.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option("--id-column", help="A column to tell beside each error.")] = None,
+    window: Annotated[int, typer.Option("--window", min=1, help="Rows that are under way at a time.")] = 2000,
+    errors: Annotated[
+        str | None, typer.Option("--errors", help="For rows that fail; OUTPUT.errors.jsonl without it.")
+    ] = None,
+    input_format: Annotated[
+        str | None, typer.Option("--input-format", help="jsonl, csv, tsv or parquet, where no suffix tells.")
+    ] = None,
+    output_format: Annotated[str | None, typer.Option("--output-format", help="As --input-format.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run of these files stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON at the end.")] = False,
+) -> None:
+    """Run every row of a file through a model, at the lowest priority.
+
+    Files are JSON lines, CSV, TSV or Parquet, text also as .gz or .zst. The output has the input's columns and order, and
+    one more column; rows that fail are in the file of errors instead. Stopped or killed, --resume goes on.
+
+    Exit codes: 0 all rows succeeded; 1 it could not be done; 2 wrong options; 3 done, but some rows failed; 130 stopped.
+    """
+    settings = loaded_settings().settings
+    if model not in settings.models:
+        raise CommandError(f"there is no model {model}: the settings name {', '.join(settings.models)}")
+    # Nothing of this room may cost the other commands the time of loading it.
+    from bulk.errors import BulkError
+    from bulk.locations import Location
+    from bulk.run import Task
+
+    texts = settings.models[model].task == "embedding"
+    try:
+        place = Location.parse(output)
+        task = Task(
+            model=model,
+            input=Location.parse(source),
+            output=place,
+            errors=_errors(place, output, errors),
+            column=column or ("text" if texts else None),
+            result=result_column or ("embedding" if texts else "output"),
+            id_column=id_column,
+            texts=texts,
+            input_format=_format(input_format, "--input-format"),
+            output_format=_format(output_format, "--output-format"),
+            window=window,
+            resume=resume,
+            overwrite=overwrite,
+        )
+        with _shown() as tell:
+            done = asyncio.run(_stoppable(_run(settings, task, tell)))
+    except BulkError as error:
+        raise CommandError(str(error)) from None
+    except asyncio.CancelledError:
+        how = "--resume goes on" if task.resumable else "what was read from a pipe is gone"
+        typer.echo(f"sheaf: stopped; {how}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _tell_end(task, done, as_json=as_json)
+    raise typer.Exit(SOME_FAILED if done.failed else 0)
+
+
+def _errors(place: Location, output: str, errors: str | None) -> Location | None:
+    from bulk.locations import Location
+
+    if errors is not None:
+        return Location.parse(errors)
+    return None if place.is_standard else Location.parse(f"{output}.errors.jsonl")
+
+
+def _format(name: str | None, option: str) -> Format | None:
+    from bulk.formats import Format
+
+    if name is None:
+        return None
+    try:
+        return Format(name)
+    except ValueError:
+        raise CommandError(f"{option} {name}: it is one of {', '.join(Format)}") from None
+
+
+async def _stoppable(work: Coroutine[None, None, Progress]) -> Progress:
+    """SIGINT and SIGTERM cancel the work, which keeps what it has done; a second one cuts that short."""
+    running = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    return await running
+
+
+async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None]) -> Progress:
+    from bulk.run import run
+
+    broker = await AsyncBroker.open(
+        settings.broker.server_url,
+        key_prefix=settings.broker.key_prefix,
+        max_queue_depth=settings.broker.max_queue_depth,
+        result_ttl_s=settings.api.result_ttl_s,
+        read_timeout_s=settings.broker.read_timeout_s,
+    )
+    try:
+        await _look_for_workers(broker, task.model)
+        return await run(task, broker, tell)
+    finally:
+        await broker.close()
+
+
+async def _look_for_workers(broker: AsyncBroker, model: str) -> None:
+    """Say so when nobody serves the model now. Raises `CommandError` when none of those who tried could load it."""
+    models = [info for worker in await broker.overview.workers() for info in worker.models if info.name == model]
+    if not models:
+        typer.echo(f"sheaf: no worker serves {model} now; rows wait until one does", err=True)
+    elif all(info.state == "failed" for info in models):
+        raise CommandError(f"no worker could load {model}: {models[0].error}")
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """Progress on standard error: a bar on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task("", total=None)
+
+        def tell(progress: Progress) -> None:
+            ratio = progress.ratio
+            bar.update(shown, description=_line(progress), total=None if ratio is None else 1.0, completed=ratio or 0.0)
+
+        yield tell
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._told_at = time.monotonic()
+
+    def tell(self, progress: Progress) -> None:
+        if time.monotonic() - self._told_at >= LINE_EVERY_S:
+            self._told_at = time.monotonic()
+            typer.echo(f"sheaf: {_line(progress)}{_time_left(progress)}", err=True)
+
+
+def _line(progress: Progress) -> str:
+    return f"{progress.rows:,} rows, {progress.failed:,} failed, {progress.rows_per_second:,.0f} rows/s"
+
+
+def _time_left(progress: Progress) -> str:
+    if not progress.ratio:
+        return ""
+    done_here = progress.ratio * (1 - progress.resumed_from / max(progress.rows, 1))
+    left_s = progress.seconds * (1 - progress.ratio) / done_here if done_here else 0.0
+    return f", {progress.ratio:.0%} done, about {timedelta(seconds=round(left_s))} left"
+
+
+def _tell_end(task: Task, done: Progress, *, as_json: bool) -> None:
+    kept = None if not done.failed or task.errors is None else task.errors.url
+    if as_json:
+        summary = {
+            "rows": done.rows,
+            "succeeded": done.succeeded,
+            "failed": done.failed,
+            "resumed_from": done.resumed_from,
+            "seconds": round(done.seconds, 3),
+            "rows_per_second": round(done.rows_per_second, 1),
+            "output": task.output.url,
+            "errors": kept,
+        }
+        # Standard output may be the rows'.
+        typer.echo(json.dumps(summary), err=task.output.is_standard)
+        return
+    where = "" if not done.failed else f"; those that failed: {kept or '--errors FILE would keep them'}"
+    typer.echo(f"sheaf: {_line(done)}{where}", err=True)

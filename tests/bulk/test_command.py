@@ -1,0 +1,237 @@
+"""`sheaf bulk` as its users run it: a real broker, a real worker, and whatever may end in the middle."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from broker.embedded import EmbeddedServer
+from tests.conftest import free_port, wait_until
+from tests.services import SHEAF, Service, run_sheaf
+
+MODELS: dict[str, object] = {
+    "minilm": {"max_batch_size": 32},
+    "echo": {"handler": "inference.handlers.echo:Echo", "max_batch_size": 64, "max_wait_ms": 0},
+    "slow": {"handler": "tests.workers.handlers:Sleeper", "max_batch_size": 16, "max_wait_ms": 0},
+    "picky": {"handler": "tests.workers.handlers:Picky", "max_batch_size": 16, "max_wait_ms": 0},
+    "broken": {"handler": "no.such.module:Class"},
+}
+
+
+@dataclass
+class Bulk:
+    """What these tests need of a service: no API, one worker."""
+
+    broker: EmbeddedServer
+    worker: Service
+    config: Path
+
+    def bulk(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return run_sheaf("--config", str(self.config), "bulk", *arguments, folder=folder, **environment)
+
+    def begin(self, *arguments: str, folder: Path) -> subprocess.Popen[bytes]:
+        """As `bulk`, without waiting for the end."""
+        command = [SHEAF, "--config", str(self.config), "bulk", *arguments]
+        with (folder / "bulk.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def kept(self) -> list[bytes]:
+        """Keys of jobs and results."""
+        with redis.Redis.from_url(self.broker.url) as client:
+            return [*client.keys("celery-task-meta-*"), *client.keys("sheaf:job:*"), *client.keys("sheaf:started:*")]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bulk]:
+    folder = tmp_path_factory.mktemp("bulk")
+    with EmbeddedServer(free_port(), folder / "valkey") as broker:
+        config: dict[str, object] = {
+            "broker": {"url": broker.url, "lease_s": 3},
+            "workers": {"metrics_port": free_port()},
+            "models": MODELS,
+        }
+        file = folder / "bulk.yaml"
+        file.write_text(yaml.safe_dump(config))
+        with Service("worker", "--devices", "cpu", config=config, folder=folder / "worker") as worker:
+            made = Bulk(broker, worker, file)
+            write(folder / "first.jsonl", [{"text": "a"}])
+            done = made.bulk("first.jsonl", "first.out.jsonl", "--model", "minilm", folder=folder)
+            assert done.returncode == 0, done.stderr
+            yield made
+
+
+def write(path: Path, rows: Iterable[object]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def checkpoint(folder: Path, output: str = "out.jsonl") -> Mapping[str, object]:
+    try:
+        found: dict[str, object] = json.loads((folder / f"{output}.checkpoint").read_text())
+    except FileNotFoundError:
+        return {"rows_done": 0}
+    return found
+
+
+def test_every_row_gets_its_vector_in_order_and_nothing_is_left_in_the_broker(service: Bulk, tmp_path: Path) -> None:
+    texts = ["word " * (1 + number * 7 % 30) for number in range(150)]
+    write(tmp_path / "in.jsonl", [{"id": number, "text": text, "more": [1]} for number, text in enumerate(texts)])
+    done = service.bulk("in.jsonl", "out.jsonl", "--model", "minilm", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rows"], summary["succeeded"], summary["failed"], summary["errors"]) == (150, 150, 0, None)
+    rows = read(tmp_path / "out.jsonl")
+    assert [(row["id"], row["text"], row["more"]) for row in rows] == [(n, t, [1]) for n, t in enumerate(texts)]
+    for row in rows:
+        vector = row["embedding"]
+        assert isinstance(vector, list)
+        assert sum(value * value for value in vector) == pytest.approx(1.0, abs=1e-3)
+    assert service.kept() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_rows_that_fail_are_told_of_with_line_input_and_reason(service: Bulk, tmp_path: Path) -> None:
+    lines = [
+        '{"id": "a", "n": 1}',
+        "{bad",
+        '{"id": "b"}',
+        '{"id": "c", "n": -1}',
+        "",
+        '{"id": "d", "n": "x"}',
+        '{"n": 2}',
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    arguments = (
+        "in.jsonl",
+        "out.jsonl",
+        "--model",
+        "picky",
+        "--column",
+        "n",
+        "--id-column",
+        "id",
+        "--errors",
+        "e.jsonl",
+    )
+    done = service.bulk(*arguments, folder=tmp_path)
+    assert done.returncode == 3
+    assert "e.jsonl" in done.stderr
+    assert read(tmp_path / "out.jsonl") == [{"id": "a", "n": 1, "output": 1.0}, {"n": 2, "output": 2.0}]
+    errors = read(tmp_path / "e.jsonl")
+    assert [(error["row"], error["line"], error["id"], error["input"]) for error in errors] == [
+        (1, 2, None, "{bad"),
+        (2, 3, "b", None),
+        (3, 4, "c", -1),
+        (4, 6, "d", "x"),
+    ]
+    kinds = [error["error"]["type"] for error in errors]  # type: ignore[index]  # an object
+    assert kinds == ["invalid_json_line", "missing_column", "ArithmeticError", "ValueError"]
+
+
+def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.02} for number in range(3000)])
+    arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
+    for kills in range(2):
+        before = checkpoint(tmp_path)["rows_done"]
+        process = service.begin(*arguments, *(["--resume"] if kills else []), folder=tmp_path)
+        wait_until(lambda before=before: checkpoint(tmp_path)["rows_done"] > before, description="rows are done")  # type: ignore[misc]
+        process.kill()
+        process.wait()
+        assert not (tmp_path / "out.jsonl").exists()
+    refused = service.bulk(*arguments, folder=tmp_path)
+    assert refused.returncode == 1
+    assert "resume" in refused.stderr
+    done = service.bulk(*arguments, "--resume", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_from"] > 0
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(3000))
+
+
+def test_a_runner_that_is_told_to_stop_gives_back_what_it_has_not_done(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(2000)])
+    process = service.begin("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", folder=tmp_path)
+    wait_until(service.kept, description="rows are under way")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 130
+    assert "--resume goes on" in (tmp_path / "bulk.log").read_text()
+    assert checkpoint(tmp_path)["complete"] is False
+    assert service.kept() == []
+
+
+def test_a_worker_and_a_broker_that_are_killed_lose_no_row(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.02} for number in range(2500)])
+    arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
+    process = service.begin(*arguments, folder=tmp_path)
+    wait_until(service.kept, description="rows are under way")
+    service.worker.kill()
+    service.worker.start()
+    wait_until(lambda: int(str(checkpoint(tmp_path)["rows_done"])) > 500, description="rows are done", timeout_s=40)
+    service.broker.kill()
+    service.broker.start()
+    assert process.wait(60) == 0, (tmp_path / "bulk.log").read_text()
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(2500))
+
+
+def test_an_input_that_has_changed_is_not_gone_on_with(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"s": 0.05}] * 1000)
+    arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s")
+    process = service.begin(*arguments, folder=tmp_path)
+    wait_until(lambda: (tmp_path / "out.jsonl.checkpoint").exists(), description="it has begun")
+    process.kill()
+    process.wait()
+    write(tmp_path / "in.jsonl", [{"s": 0.0}] * 10)
+    refused = service.bulk(*arguments, "--resume", folder=tmp_path)
+    assert refused.returncode == 1
+    assert "the input changed since the checkpoint" in refused.stderr
+    assert service.bulk(*arguments, "--overwrite", folder=tmp_path).returncode == 0
+    assert len(read(tmp_path / "out.jsonl")) == 10
+
+
+def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
+    rows = b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(300))
+    command = [SHEAF, "--config", str(service.config), "bulk", "-", "-", "--model", "echo", "--column", "n"]
+    formats = ["--input-format", "jsonl", "--output-format", "csv"]
+    done = subprocess.run([*command, *formats], input=rows, capture_output=True, check=True, cwd=tmp_path, timeout=60)
+    assert done.stdout.split() == [b"n,output", *(f"{number},{number}".encode() for number in range(300))]
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(b'id,text\r\n1,"two\nlines"\r\n2,\xc3\xbc\r\n'))
+    assert service.bulk("in.csv.gz", "out.jsonl.zst", "--model", "minilm", folder=tmp_path).returncode == 0
+    again = service.bulk("out.jsonl.zst", "plain.jsonl", "--model", "echo", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [row["text"] for row in read(tmp_path / "plain.jsonl")] == ["two\nlines", "ü"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("in.csv", "out.csv", "--model", "minilm"), "in.csv has no column 'text'; it has id, name"),
+        (("in.csv", "out.csv", "--model", "echo", "--id-column", "key"), "no column 'key'"),
+        (("none.csv", "out.csv", "--model", "echo"), "there is no such file"),
+        (("in.csv", "none/out.csv", "--model", "echo"), "there is no folder"),
+        (("in.csv", "out.txt", "--model", "echo"), "name the format"),
+        (("in.csv", "in.csv", "--model", "echo"), "it is there already"),
+        (("in.csv", "out.csv", "--model", "none"), "there is no model none"),
+        (("in.csv", "out.csv", "--model", "broken"), "no worker could load broken"),
+        (("in.csv", "out.csv", "--model", "echo", "--input-format", "xml"), "it is one of jsonl"),
+        (("-", "-", "--model", "echo", "--input-format", "csv", "--output-format", "csv", "--resume"), "name files"),
+    ],
+)
+def test_what_cannot_be_done_is_told_and_leaves_nothing(
+    service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    done = service.bulk(*arguments, folder=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
