@@ -154,7 +154,7 @@ class DelimitedEncoder:
 
     def __init__(self, place: str, delimiter: str, names: Sequence[str] | None) -> None:
         self._place = place
-        self._delimiter = delimiter
+        self.delimiter = delimiter
         self._special = re.compile(rf'[{delimiter}"\r\n\ufeff]')
         self.names = None if names is None else tuple(names)
 
@@ -183,7 +183,7 @@ class DelimitedEncoder:
     def _record(self, fields: Sequence[str]) -> bytes:
         if len(fields) == 1 and not fields[0]:
             return b'""\n'  # an empty line would be no record
-        return (self._delimiter.join(map(self._quoted, fields)) + "\n").encode()
+        return (self.delimiter.join(map(self._quoted, fields)) + "\n").encode()
 
     def _quoted(self, field: str) -> str:
         return '"' + field.replace('"', '""') + '"' if self._special.search(field) else field
