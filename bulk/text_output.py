@@ -25,7 +25,7 @@ _MEMBER_BYTES = 1 << 20
 
 
 class Text:
-    """Rows to text, the header before the first. Columns that are not known before are those of the first rows."""
+    """Rows to text, the header before the first. The first rows may add columns to those known before."""
 
     def __init__(self, place: str, encoder: JsonlEncoder | DelimitedEncoder, results: Sequence[str] = ()) -> None:
         self._place = place
@@ -53,10 +53,10 @@ class Text:
         Raises:
             SchemaMismatch: a column is not in the header, or a value has no form in text.
         """
-        if isinstance(self._encoder, DelimitedEncoder) and self._encoder.names is None:
+        if isinstance(self._encoder, DelimitedEncoder) and not self.begun:
             columns = [name for row in rows for name in row.row.columns]
             results = [name for row in rows for name in row.results]
-            self._encoder.names = tuple(dict.fromkeys([*columns, *self._results, *results]))
+            self._encoder.names = tuple(dict.fromkeys([*(self._encoder.names or columns), *self._results, *results]))
         try:
             body = self._encoder.encode(rows)
         except TypeError as error:
@@ -109,16 +109,15 @@ class TextWriter(Writer):
 
     def flush(self) -> int:
         with self._failing():
-            self._gathered += self._text.header()
             if self._gathered:
                 self._pack()
             os.fsync(self._file.fileno())
         return self._size
 
     def commit(self) -> None:
-        self.flush()
-        if not self._size and self._compression is not Compression.NONE:
-            with self._failing():
+        with self._failing():
+            self._gathered += self._text.header()
+            if not self._size and not self._gathered and self._compression is not Compression.NONE:
                 self._pack()  # no bytes at all are no packed file
         self.flush()
         self._destination.deliver()
@@ -180,11 +179,12 @@ class StandardWriter(Writer):
 
     def flush(self) -> int:
         with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.header())
             sys.stdout.buffer.flush()
         return 0
 
     def commit(self) -> None:
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(self._text.header())
         self.flush()
 
     def close(self) -> None:
