@@ -100,12 +100,11 @@ class Engine:
             await asyncio.gather(*running, *([taking] if taking else []), return_exceptions=True)
 
     async def abandon(self) -> None:
-        """Cancel what is still in the queue; for a run that ends before its rows do."""
+        """Cancel what has not ended; for a run that ends before its rows do."""
         for job_id in list(self._open):
             with suppress(BrokerUnavailable, JobEnded):
+                # That it was cancelled stays there for a while: a worker that has begun it would else store its result.
                 await self._broker.cancel(job_id)
-            with suppress(BrokerUnavailable):
-                await self._broker.forget(self._owner, job_id)
         self._open.clear()
 
     async def _serve(self, chunk: Sequence[Item]) -> list[Outcome]:

@@ -2,7 +2,7 @@
 
 BulkError
 ├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
-├── InputFailed         the input cannot be opened or read on; rows that came before were read in full
+├── InputFailed         the input cannot be opened or read on; the rows given before are good
 ├── NoSuchColumn        the input lacks a column that was named
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: What one read asks a disk for, bytes.
 _READ_BYTES = 1 << 20
+#: What is unpacked at a time, bytes: where a packed file is damaged, as much before that is lost.
+_UNPACK_BYTES = 64 << 10
 #: What one request asks a remote store for, bytes: enough that the round trip does not count.
 REMOTE_READ_BYTES = 8 << 20
 #: Stores take ten thousand parts an upload at most; these are the smallest parts that we send.
@@ -102,6 +104,7 @@ class _Guarded(io.RawIOBase):
         self._location = location
         self._stream = stream
         self._raw = raw
+        self._at_once = _READ_BYTES if stream is raw else _UNPACK_BYTES
 
     def readable(self) -> bool:
         return True
@@ -109,7 +112,7 @@ class _Guarded(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer)
         try:
-            data = self._stream.read(len(view))
+            data = self._stream.read(min(len(view), self._at_once))
         except DAMAGED as error:
             raise InputFailed(self._location.url, _cause(error)) from error
         except Exception as error:  # what clients of remote stores raise has no common base
@@ -206,7 +209,7 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
     """A stream whose bytes, about `size` of them, become the remote file all at once, or after an exception nothing.
 
     Raises:
-        OutputFailed: the store does not take them.
+        OutputFailed: the store does not take them, or whoever writes them failed.
     """
     part = max(_UPLOAD_PART_BYTES, -(-size // _UPLOAD_PARTS))
     try:

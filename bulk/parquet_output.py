@@ -22,11 +22,11 @@ from bulk.formats.tables import Tables, fitted
 from bulk.output import Writer
 from bulk.rows import Head, OutRow
 
-#: How many rows become a table at once: enough that the work a table takes does not count.
-_TABLE_ROWS = 512
+#: How many rows become a table at once: enough that the work a table takes does not count, few if they are large.
+_TABLE_ROWS = 128
 #: A part is finished when it has that much, and a row group of the output too: it is held in memory.
 _PART_ROWS = 64 << 10
-_PART_BYTES = 32 << 20
+_PART_BYTES = 16 << 20
 
 
 class ParquetWriter(Writer):
@@ -146,7 +146,7 @@ def _join(parts: Sequence[Path], schema: pa.Schema, stream: BinaryIO) -> None:
     gathered = _Gathered()
     with pq.ParquetWriter(stream, schema, compression="zstd") as output:
         for part in parts:
-            gathered.add(pq.read_table(part, partitioning=None))
+            gathered.add(pq.read_table(part, partitioning=None, use_threads=False))
             if gathered.full:
                 output.write_table(gathered.taken(schema))
         if gathered.rows:

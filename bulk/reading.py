@@ -69,6 +69,18 @@ def read_rows(
     return Rows(Head(names), rows, opened.read_ratio, opened.text.close)
 
 
+def header_of(location: Location, delimiter: str) -> tuple[str, ...]:
+    """The columns that a text with a header has.
+
+    Raises:
+        InputFailed: it cannot be read, or has no header.
+    """
+    opened = open_text(location)
+    with opened.text:
+        names, _ = delimited.read(opened.text, location.url, delimiter=delimiter, start=0, limit=MAX_ROW_BYTES)
+    return names
+
+
 def _parquet(location: Location, start: int) -> Rows:
     # Arrow takes a tenth of a second to import, for which those without Parquet need not wait.
     from bulk.formats.parquet import ParquetRows

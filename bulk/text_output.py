@@ -6,15 +6,18 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import FileIO
 
 from bulk.compression import Compression, member
 from bulk.destination import Destination
 from bulk.durable import failing_as_output, lock, sync_folder, write_all
-from bulk.errors import NotResumable, OutputExists, OutputFailed, SchemaMismatch
+from bulk.errors import InputFailed, NotResumable, OutputExists, OutputFailed, SchemaMismatch
 from bulk.formats.delimited import DelimitedEncoder
 from bulk.formats.jsonl import JsonlEncoder
+from bulk.locations import Location
 from bulk.output import Writer
+from bulk.reading import header_of
 from bulk.rows import OutRow
 
 #: How much text is gathered before it is packed and written, bytes: a member or frame holds about that much.
@@ -22,7 +25,7 @@ _MEMBER_BYTES = 1 << 20
 
 
 class Text:
-    """Rows to text, the header before the first. Columns that are not known before are those of the first rows."""
+    """Rows to text, the header before the first. The first rows may add columns to those known before."""
 
     def __init__(self, place: str, encoder: JsonlEncoder | DelimitedEncoder, results: Sequence[str] = ()) -> None:
         self._place = place
@@ -31,16 +34,29 @@ class Text:
         #: Whether the header is out; JSONL has none.
         self.begun = isinstance(encoder, JsonlEncoder)
 
+    def go_on(self, written: Location) -> None:
+        """Write as before: under the header that an earlier run wrote.
+
+        Raises:
+            NotResumable: it cannot be read.
+        """
+        if isinstance(self._encoder, DelimitedEncoder):
+            try:
+                self._encoder.names = header_of(written, self._encoder.delimiter)
+            except InputFailed as error:
+                raise NotResumable(f"the unfinished output is damaged: {error}; start anew") from error
+        self.begun = True
+
     def of(self, rows: Sequence[OutRow]) -> bytes:
         """The rows' text, and the header's if it is due.
 
         Raises:
             SchemaMismatch: a column is not in the header, or a value has no form in text.
         """
-        if isinstance(self._encoder, DelimitedEncoder) and self._encoder.names is None:
+        if isinstance(self._encoder, DelimitedEncoder) and not self.begun:
             columns = [name for row in rows for name in row.row.columns]
             results = [name for row in rows for name in row.results]
-            self._encoder.names = tuple(dict.fromkeys([*columns, *self._results, *results]))
+            self._encoder.names = tuple(dict.fromkeys([*(self._encoder.names or columns), *self._results, *results]))
         try:
             body = self._encoder.encode(rows)
         except TypeError as error:
@@ -71,12 +87,17 @@ class TextWriter(Writer):
         self._place = destination.location.url
         self._compression = destination.location.compression
         self._text = text
-        self._text.begun = self._text.begun or bool(resume_at)
         self._gathered = bytearray()
         self._failed = False
         with failing_as_output(self._place):
             self._file = _opened(destination, resume_at)
         self._size = resume_at or 0
+        if self._size:
+            try:
+                self._text.go_on(replace(destination.location, path=destination.partial))
+            except BaseException:
+                self.close()
+                raise
 
     def write(self, rows: Sequence[OutRow]) -> None:
         if not rows:
@@ -88,16 +109,15 @@ class TextWriter(Writer):
 
     def flush(self) -> int:
         with self._failing():
-            self._gathered += self._text.header()
             if self._gathered:
                 self._pack()
             os.fsync(self._file.fileno())
         return self._size
 
     def commit(self) -> None:
-        self.flush()
-        if not self._size and self._compression is not Compression.NONE:
-            with self._failing():
+        with self._failing():
+            self._gathered += self._text.header()
+            if not self._size and not self._gathered and self._compression is not Compression.NONE:
                 self._pack()  # no bytes at all are no packed file
         self.flush()
         self._destination.deliver()
@@ -129,6 +149,8 @@ def _opened(destination: Destination, resume_at: int | None) -> FileIO:
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if resume_at is None else 0), 0o666)
     except FileNotFoundError as error:
+        if resume_at is None:
+            raise
         raise NotResumable(f"the unfinished output {partial} is gone; start anew") from error
     file = FileIO(descriptor, "r+")
     try:
@@ -157,11 +179,12 @@ class StandardWriter(Writer):
 
     def flush(self) -> int:
         with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.header())
             sys.stdout.buffer.flush()
         return 0
 
     def commit(self) -> None:
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(self._text.header())
         self.flush()
 
     def close(self) -> None:

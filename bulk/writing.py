@@ -12,7 +12,7 @@ from bulk.formats.delimited import DelimitedEncoder
 from bulk.formats.jsonl import JsonlEncoder
 from bulk.locations import Location, exists
 from bulk.output import Writer
-from bulk.reading import DELIMITERS, read_rows
+from bulk.reading import DELIMITERS
 from bulk.rows import Head
 from bulk.text_output import StandardWriter, Text, TextWriter
 
@@ -53,10 +53,7 @@ def open_writer(
         from bulk.parquet_output import ParquetWriter
 
         return ParquetWriter(destination, head, results, resume_at)
-    names = head.names
-    if file_format in DELIMITERS and resume_at:
-        names = _header_of(destination, file_format)
-    return TextWriter(destination, _text(location, file_format, names, results), resume_at)
+    return TextWriter(destination, _text(location, file_format, head.names, results), resume_at)
 
 
 def finish_output(
@@ -91,12 +88,3 @@ def _text(location: Location, file_format: Format, names: Sequence[str] | None, 
         return Text(location.url, JsonlEncoder())
     columns = None if names is None else tuple(dict.fromkeys([*names, *results]))
     return Text(location.url, DelimitedEncoder(location.url, DELIMITERS[file_format], columns), results)
-
-
-def _header_of(destination: Destination, file_format: Format) -> tuple[str, ...] | None:
-    """The columns under which an earlier run wrote; None when nothing is left of it."""
-    partial = destination.partial
-    if not partial.exists():
-        return None
-    with read_rows(Location(str(partial), partial, destination.location.name), file_format) as rows:
-        return rows.head.names

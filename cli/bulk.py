@@ -62,10 +62,11 @@ def bulk(
 ) -> None:
     """Run every row of a file through a model, at the lowest priority.
 
-    Files are JSON lines, CSV, TSV or Parquet, text also as .gz or .zst. The output has the input's columns and order, and
-    one more column; rows that fail are in the file of errors instead. Stopped or killed, --resume goes on.
+    Files are JSON lines, CSV, TSV or Parquet, text also as .gz or .zst. The output has the input's columns and order,
+    and one more column; rows that fail are in the file of errors instead. Stopped or killed, --resume goes on.
 
-    Exit codes: 0 all rows succeeded; 1 it could not be done; 2 wrong options; 3 done, but some rows failed; 130 stopped.
+    Exit codes: 0 all rows succeeded; 1 it could not be done; 2 wrong options; 3 done, but some rows failed; 130 stopped
+    by a signal.
     """
     settings = loaded_settings().settings
     if model not in settings.models:

@@ -49,7 +49,7 @@ def _header(record: _Record | None, place: str, delimiter: str) -> tuple[str, ..
     fields = _fields(record.data, delimiter) if record.whole and record.closed else None
     if not isinstance(fields, list):
         raise InputFailed(place, f"its header on line {record.line} is no record in UTF-8")
-    if b"\r" in record.data:
+    if b"\r" in record.data and b'"' not in record.data:
         raise InputFailed(place, "its lines seem to end in CR alone; LF or CR LF is needed")
     twice = next((name for name in fields if fields.count(name) > 1), None)
     if twice is not None:
@@ -150,11 +150,11 @@ class _Quotes:
 
 
 class DelimitedEncoder:
-    """Rows as records under a header, which the first rows give unless the columns are known before."""
+    """Rows as records under a header; `names` is None until the columns are known."""
 
     def __init__(self, place: str, delimiter: str, names: Sequence[str] | None) -> None:
         self._place = place
-        self._delimiter = delimiter
+        self.delimiter = delimiter
         self._special = re.compile(rf'[{delimiter}"\r\n\ufeff]')
         self.names = None if names is None else tuple(names)
 
@@ -183,7 +183,7 @@ class DelimitedEncoder:
     def _record(self, fields: Sequence[str]) -> bytes:
         if len(fields) == 1 and not fields[0]:
             return b'""\n'  # an empty line would be no record
-        return (self._delimiter.join(map(self._quoted, fields)) + "\n").encode()
+        return (self.delimiter.join(map(self._quoted, fields)) + "\n").encode()
 
     def _quoted(self, field: str) -> str:
         return '"' + field.replace('"', '""') + '"' if self._special.search(field) else field

@@ -46,13 +46,8 @@ class Tables:
         return fitted(pa.table(columns) if columns else _empty(len(rows)), self.schema)
 
     def _column(self, name: str, rows: Sequence[OutRow], values: list[Any], *, result: bool = False) -> Any:
-        known = self._known(name)
-        if known is not None and _exact(known):
-            try:
-                return pa.array(values, type=known)
-            except _UNFIT:
-                pass  # it may fit a wider type
         try:
+            # Not with the type known so far: under that Arrow cuts 2.5 to 2, and fields from objects.
             column: Any = pa.array(values)
             return column.cast(_narrowed(column.type)) if result else column
         except _UNFIT as error:
@@ -123,13 +118,6 @@ def _originals(rows: Sequence[OutRow]) -> pa.Table | None:
 
 def _empty(rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(rows)}).select([])
-
-
-def _exact(kind: pa.DataType) -> bool:
-    """Whether Arrow refuses what the type cannot hold: of a struct it drops the fields that it does not know."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _exact(kind.value_type)
-    return not (pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_null(kind))
 
 
 def _narrowed(kind: pa.DataType) -> pa.DataType:

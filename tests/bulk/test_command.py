@@ -17,6 +17,7 @@ import yaml
 from broker.embedded import EmbeddedServer
 from tests.conftest import free_port, wait_until
 from tests.services import SHEAF, Service, run_sheaf
+from tests.workers.conftest import held
 
 MODELS: dict[str, object] = {
     "minilm": {"max_batch_size": 32},
@@ -141,7 +142,7 @@ def test_rows_that_fail_are_told_of_with_line_input_and_reason(service: Bulk, tm
 
 
 def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.02} for number in range(3000)])
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(4000)])
     arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
     for kills in range(2):
         before = checkpoint(tmp_path)["rows_done"]
@@ -156,32 +157,35 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: P
     done = service.bulk(*arguments, "--resume", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed_from"] > 0
-    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(3000))
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(4000))
 
 
-def test_a_runner_that_is_told_to_stop_gives_back_what_it_has_not_done(service: Bulk, tmp_path: Path) -> None:
+def test_a_runner_that_is_told_to_stop_takes_back_what_it_has_not_done(service: Bulk, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(2000)])
+    before = set(service.kept())
     process = service.begin("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", folder=tmp_path)
-    wait_until(service.kept, description="rows are under way")
+    wait_until(lambda: held(service.broker.url, "infer.slow"), description="rows are under way")
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 130
     assert "--resume goes on" in (tmp_path / "bulk.log").read_text()
     assert checkpoint(tmp_path)["complete"] is False
-    assert service.kept() == []
+    with redis.Redis.from_url(service.broker.url) as client:
+        stored = [json.loads(client.get(key) or b"") for key in client.keys("celery-task-meta-*") if key not in before]
+    assert {result["sheaf"]["status"] for result in stored} == {"cancelled"}
 
 
 def test_a_worker_and_a_broker_that_are_killed_lose_no_row(service: Bulk, tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.02} for number in range(2500)])
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(3000)])
     arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
     process = service.begin(*arguments, folder=tmp_path)
-    wait_until(service.kept, description="rows are under way")
+    wait_until(lambda: held(service.broker.url, "infer.slow"), description="rows are under way")
     service.worker.kill()
     service.worker.start()
     wait_until(lambda: int(str(checkpoint(tmp_path)["rows_done"])) > 500, description="rows are done", timeout_s=40)
     service.broker.kill()
     service.broker.start()
     assert process.wait(60) == 0, (tmp_path / "bulk.log").read_text()
-    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(2500))
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(3000))
 
 
 def test_an_input_that_has_changed_is_not_gone_on_with(service: Bulk, tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
     [
         (("in.csv", "out.csv", "--model", "minilm"), "in.csv has no column 'text'; it has id, name"),
         (("in.csv", "out.csv", "--model", "echo", "--id-column", "key"), "no column 'key'"),
-        (("none.csv", "out.csv", "--model", "echo"), "there is no such file"),
+        (("none.csv", "out.csv", "--model", "echo"), "No such file"),
         (("in.csv", "none/out.csv", "--model", "echo"), "there is no folder"),
         (("in.csv", "out.txt", "--model", "echo"), "name the format"),
         (("in.csv", "in.csv", "--model", "echo"), "it is there already"),
