@@ -7,12 +7,13 @@ BulkError
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
+├── RowFailed           the model has no answer to a row, and the caller wants none without it
 ├── NotResumable        this run cannot go on where an earlier one stopped
 │   ├── BadCheckpoint   the checkpoint cannot be read
 │   ├── InputChanged    the input is another one than the checkpoint's
 │   └── OptionsChanged  the run was asked for with other options than the checkpoint's
 
-One row that cannot be read is no error here: it is a `BadRow` among the rows.
+One row that cannot be read is no error here: it is a `BadRow` among the rows. `RowFailed` is for `bulk.map` alone.
 """
 
 from __future__ import annotations
@@ -85,3 +86,13 @@ class OptionsChanged(NotResumable):
     def __init__(self, name: str, before: object, now: object) -> None:
         super().__init__(f"{name} was {before!r} when the run began and is {now!r} now; start anew, or ask as before")
         self.name = name
+
+
+class RowFailed(BulkError):
+    """The model has no answer to row `number`, counted from 0."""
+
+    def __init__(self, number: int, kind: str, message: str) -> None:
+        super().__init__(f"row {number}: {kind}: {message}")
+        self.number = number
+        self.type = kind
+        self.message = message

@@ -15,7 +15,7 @@ from tests.services import REPOSITORY
 ARROWS: dict[str, set[str]] = {
     "batching": set(),
     "broker": set(),
-    "bulk": {"broker"},
+    "bulk": {"broker", "configs"},
     "configs": {"webhooks"},
     "inference": set(),
     "telemetry": set(),

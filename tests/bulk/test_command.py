@@ -7,16 +7,14 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
-import yaml
 
-from broker.embedded import EmbeddedServer
-from tests.conftest import free_port, wait_until
-from tests.services import SHEAF, Service, run_sheaf
+from tests.bulk.running import Bulk, running
+from tests.conftest import wait_until
+from tests.services import SHEAF
 from tests.workers.conftest import held
 
 MODELS: dict[str, object] = {
@@ -28,46 +26,14 @@ MODELS: dict[str, object] = {
 }
 
 
-@dataclass
-class Bulk:
-    """What these tests need of a service: no API, one worker."""
-
-    broker: EmbeddedServer
-    worker: Service
-    config: Path
-
-    def bulk(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        return run_sheaf("--config", str(self.config), "bulk", *arguments, folder=folder, **environment)
-
-    def begin(self, *arguments: str, folder: Path) -> subprocess.Popen[bytes]:
-        """As `bulk`, without waiting for the end."""
-        command = [SHEAF, "--config", str(self.config), "bulk", *arguments]
-        with (folder / "bulk.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-
-    def kept(self) -> list[bytes]:
-        """Keys of jobs and results."""
-        with redis.Redis.from_url(self.broker.url) as client:
-            return [*client.keys("celery-task-meta-*"), *client.keys("sheaf:job:*"), *client.keys("sheaf:started:*")]
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bulk]:
     folder = tmp_path_factory.mktemp("bulk")
-    with EmbeddedServer(free_port(), folder / "valkey") as broker:
-        config: dict[str, object] = {
-            "broker": {"url": broker.url, "lease_s": 3},
-            "workers": {"metrics_port": free_port()},
-            "models": MODELS,
-        }
-        file = folder / "bulk.yaml"
-        file.write_text(yaml.safe_dump(config))
-        with Service("worker", "--devices", "cpu", config=config, folder=folder / "worker") as worker:
-            made = Bulk(broker, worker, file)
-            write(folder / "first.jsonl", [{"text": "a"}])
-            done = made.bulk("first.jsonl", "first.out.jsonl", "--model", "minilm", folder=folder)
-            assert done.returncode == 0, done.stderr
-            yield made
+    with running(folder, MODELS) as made:
+        write(folder / "first.jsonl", [{"text": "a"}])
+        done = made.bulk("first.jsonl", "first.out.jsonl", "--model", "minilm", folder=folder)
+        assert done.returncode == 0, done.stderr
+        yield made
 
 
 def write(path: Path, rows: Iterable[object]) -> None:
