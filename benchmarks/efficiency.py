@@ -74,9 +74,9 @@ def run(*, quick: bool) -> Report:
 
 def _round(texts: Sequence[str], fifo_count: int) -> Round:
     worker = _worker(texts)
-    bare, tokens = _bare(texts, worker.batches)
+    bare, tokens = bare_loop(texts, worker.batches)
     in_order = range(fifo_count)
-    fifo, _ = _bare(texts, [in_order[begin : begin + FIFO_SIZE] for begin in range(0, fifo_count, FIFO_SIZE)])
+    fifo, _ = bare_loop(texts, [in_order[begin : begin + FIFO_SIZE] for begin in range(0, fifo_count, FIFO_SIZE)])
     return Round(worker, bare, fifo, tokens)
 
 
@@ -115,7 +115,7 @@ def _batches_of(log: Path) -> Drained:
     return Drained(list(batches.values()), list(moments.values()))
 
 
-def _bare(texts: Sequence[str], batches: Sequence[Sequence[int]]) -> tuple[Drained, Sequence[int]]:
+def bare_loop(texts: Sequence[str], batches: Sequence[Sequence[int]]) -> tuple[Drained, Sequence[int]]:
     """The bare loop over these batches, and the tokens of each text."""
     given = json.dumps({"texts": texts, "batches": [list(batch) for batch in batches]})
     command = [sys.executable, "-m", "benchmarks.bare"]

@@ -83,10 +83,20 @@ def webhooks_command(quick: Quick = False, json: Json = None) -> None:
     _run(["webhooks"], quick, json)
 
 
+@app.command("bulk")
+def bulk_command(quick: Quick = False, json: Json = None) -> None:
+    """Rows per second of a file, beside the bare model; latency of callers while a file runs, beside alone."""
+    _run(["bulk"], quick, json)
+
+
 @app.command("all")
 def all_command(quick: Quick = False, json: Json = None) -> None:
     """All of them, one after the other."""
-    _run(["drain", "submit", "latency", "serve", "efficiency", "policy", "depth", "waiters", "webhooks"], quick, json)
+    _run(
+        ["drain", "submit", "latency", "serve", "efficiency", "policy", "depth", "waiters", "webhooks", "bulk"],
+        quick,
+        json,
+    )
 
 
 def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,litserve") -> None:
@@ -108,7 +118,7 @@ def _run(names: list[str], quick: bool, file: Path | None, peers: str = "mosec,l
 
 def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
     # Every process of the service passes through this package, and needs none of these.
-    from benchmarks import depth, drain, efficiency, latency, policy, serve, submit, waiters, webhooks
+    from benchmarks import bulk, depth, drain, efficiency, latency, policy, serve, submit, waiters, webhooks
 
     return {
         "drain": drain.run,
@@ -120,4 +130,5 @@ def _benchmarks(peers: list[str]) -> Mapping[str, Callable[..., Report]]:
         "depth": depth.run,
         "waiters": waiters.run,
         "webhooks": webhooks.run,
+        "bulk": bulk.run,
     }
