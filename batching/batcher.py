@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from batching.brevity import Brevity
 from batching.cost import CostFit
 from batching.level import Level
 from batching.patience import ArrivalRate, Patience, worth_waiting_s
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 #: How long before a row's deadline its batch is closed, seconds: it has to begin in time.
 DEADLINE_MARGIN_S = 0.02
+#: The priority level whose rows nobody waits for.
+LOWEST = LEVELS - 1
 #: A row leads when it would expire within so many batches: it may not be the only one whose deadline is near.
 LOOK_AHEAD = 2
 
@@ -60,6 +63,7 @@ class Batcher(Generic[T]):
         self._last_added = -math.inf
         self._patience = Patience(limits.max_wait_s)
         self._arrivals = ArrivalRate()
+        self._brevity = Brevity()
         #: The device asked for a batch while these rows waited, and got none.
         self._kept_waiting = False
 
@@ -93,6 +97,8 @@ class Batcher(Generic[T]):
         if row.deadline is not None:
             self._deadline = min(self._deadline, row.deadline)
         self._last_added = now
+        if row.level != LOWEST:
+            self._brevity.came(now)
         if self.limits.adaptive_wait:
             self._arrivals.add(now)
 
@@ -153,32 +159,42 @@ class Batcher(Generic[T]):
     def _planned(self, level: int, now: float) -> Sequence[Row[T]]:
         """The rows that should run next, the one that leads first; no more than a batch may hold."""
         leading = self._levels[level]
+        brief = self._brevity.most_tokens(now, self.cost.model) if self._levels[LOWEST].rows else math.inf
+        if brief < math.inf and level != LOWEST:
+            callers = self._candidates(level, self.limits.max_batch_size, LOWEST)
+            rows = self._alike(callers, self.limits.max_batch_tokens)
+            if max(row.tokens for row in rows) * (len(rows) + 1) > brief:
+                return rows
+        most_tokens = int(min(brief, self.limits.max_batch_tokens))
         if len(self._lengths) == 1 and self._deadline == math.inf:
             # Rows of one length need no plan: they run in their order.
-            most = self._most(self._longest)
+            most = self._most(self._longest, most_tokens)
             return self._candidates(level, most)[:most]
         candidates = self._candidates(level, self.limits.max_batch_size)
-        rows = self._alike(candidates)
+        rows = self._alike(candidates, most_tokens)
         if leading.deadlines:
             seconds = self.cost.model.seconds(max(row.tokens for row in rows) * len(rows))
             urgent = leading.urgent(now, now + LOOK_AHEAD * seconds + DEADLINE_MARGIN_S)
             if not set(urgent) <= set(self._trimmed(rows, now)):
                 rest = set(urgent)
-                rows = self._alike([*urgent, *(row for row in candidates if row not in rest)])
+                rows = self._alike([*urgent, *(row for row in candidates if row not in rest)], most_tokens)
         return rows
 
-    def _candidates(self, level: int, enough: int) -> list[Row[T]]:
-        """The rows of `level` in their order; while they are not enough those of the others too, high before low."""
+    def _candidates(self, level: int, enough: int, levels: int = LEVELS) -> list[Row[T]]:
+        """The rows of `level` in their order; while they are not enough those of the other levels too, high before low.
+
+        Only the first `levels` are looked at.
+        """
         candidates = self._levels[level].ordered()
-        for other in range(LEVELS):
+        for other in range(levels):
             if len(candidates) >= enough:
                 break
             if other != level:
                 candidates = candidates + self._levels[other].ordered()
         return candidates
 
-    def _alike(self, candidates: Sequence[Row[T]]) -> list[Row[T]]:
-        """The first of the candidates and those that should run with it, in their order."""
+    def _alike(self, candidates: Sequence[Row[T]], most_tokens: int) -> list[Row[T]]:
+        """The first of the candidates and those that should run with it, in their order, of so many padded tokens."""
         leader = candidates[0]
         lengths = sorted([row.tokens for row in candidates])
         begin, end = together_with(
@@ -186,7 +202,7 @@ class Batcher(Generic[T]):
             lengths,
             self.cost.model.overhead_tokens,
             self.limits.max_batch_size,
-            self.limits.max_batch_tokens,
+            most_tokens,
         )
         shortest, longest = lengths[begin], lengths[end - 1]
         return [row for row in candidates if shortest <= row.tokens <= longest][: end - begin]
@@ -199,10 +215,10 @@ class Batcher(Generic[T]):
             return rows[:preferred]
         return rows
 
-    def _most(self, longest: int) -> int:
-        """Rows of a batch whose longest row has so many tokens."""
-        limits = self.limits
-        return min(limits.max_batch_size, limits.max_batch_tokens // longest) if longest else limits.max_batch_size
+    def _most(self, longest: int, most_tokens: int) -> int:
+        """Rows of a batch whose longest row has so many tokens; one row always may run."""
+        size = self.limits.max_batch_size
+        return max(1, min(size, most_tokens // longest)) if longest else size
 
     def _learn(self, cause: _Cause, rows: int, now: float) -> None:
         match cause:
@@ -225,6 +241,9 @@ class Batcher(Generic[T]):
         return CloseReason.WAIT if cause is _Cause.WAITED and self._kept_waiting else CloseReason.IDLE
 
     def _serve(self, rows: Sequence[Row[T]]) -> None:
+        callers = [row.tokens for row in rows if row.level != LOWEST]
+        if callers:
+            self._brevity.ran(self.cost.model.seconds(max(callers) * len(callers)))
         for number, level in enumerate(self._levels):
             level.serve([row for row in rows if row.level == number])
         self._left(rows)

@@ -1,7 +1,7 @@
 """Rows through a model's queue, a window of them at a time: lowest priority, results in the order of the rows.
 
 Only rows of the window are ever in the broker: what has been read from it is forgotten there. The engine waits for a
-broker that is away or full, sends again what a broker has lost, and halves a message that fails as a whole until the
+broker that is away or full, sends again what a broker has lost, and cuts up a message that fails as a whole until the
 rows that are the cause stand alone. Invariant: each item leaves exactly once, with an output or a failure.
 """
 
@@ -15,6 +15,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import orjson
@@ -40,6 +41,9 @@ T = TypeVar("T")
 WINDOW = 2000
 #: Seconds after which a job is looked at though nobody said that it has ended.
 LOOK_AGAIN_S = 30.0
+#: A message that fails as a whole is cut into so many. If one row is the cause and kills its worker each time, each cut
+#: costs as many workers as a message has attempts, so few cuts are better than few messages.
+PARTS = 8
 #: Longest pause between attempts to reach the broker, seconds.
 MAX_BACKOFF_S = 5.0
 
@@ -117,9 +121,9 @@ class Engine:
                 "Rows that failed together are tried apart.",
                 extra={"count": len(chunk), "cause": state.error and state.error.type},
             )
-            middle = len(chunk) // 2
-            halves = await asyncio.gather(self._serve(chunk[:middle]), self._serve(chunk[middle:]))
-            return [outcome for half in halves for outcome in half]
+            size = -(-len(chunk) // PARTS)
+            parts = (chunk[begin : begin + size] for begin in range(0, len(chunk), size))
+            return list(chain.from_iterable(await asyncio.gather(*map(self._serve, parts))))
         failure = Failure(state.status.value, "the job was ended by somebody")
         if state.error is not None:
             failure = Failure(state.error.type, state.error.message)

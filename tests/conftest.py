@@ -48,6 +48,12 @@ def free_port() -> int:
         return port
 
 
+def listens(port: int) -> bool:
+    """Whether anything accepts connections on this port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def program(name: str) -> str:
     """The path of a program that a test needs. Without it the test fails in CI, and is skipped elsewhere."""
     found = shutil.which(name)

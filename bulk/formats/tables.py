@@ -25,6 +25,7 @@ class Tables:
     def __init__(self, place: str, head: Head, results: Sequence[str], schema: pa.Schema | None = None) -> None:
         """Begin with what the input tells of its columns, or go on with the `schema` of an earlier run."""
         self._place = place
+        self._results = frozenset(results)
         self.schema = schema if schema is not None else _beginning(head, results)
 
     def of(self, rows: Sequence[OutRow]) -> pa.Table:
@@ -57,6 +58,11 @@ class Tables:
     def _grow(self, name: str, column: Any, rows: Sequence[OutRow]) -> None:
         known = self._known(name)
         if known == column.type:
+            return
+        if known is None and name not in self._results:
+            # The input's columns come before the results, also those that no row had so far.
+            place = sum(field.name not in self._results for field in self.schema)
+            self.schema = self.schema.insert(place, pa.field(name, column.type))
             return
         try:
             self.schema = pa.unify_schemas(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from tests.conftest import free_port, wait_until
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+from tests.conftest import free_port, listens, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +21,7 @@ def s3_endpoint() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: _answers(port), description="the S3 server listens")
+        wait_until(lambda: listens(port), description="the S3 server listens")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()

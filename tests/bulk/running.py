@@ -12,7 +12,7 @@ import redis
 import yaml
 
 from broker.embedded import EmbeddedServer
-from tests.conftest import free_port
+from tests.conftest import free_port, listens, wait_until
 from tests.services import SHEAF, Service, run_sheaf
 
 
@@ -32,6 +32,14 @@ class Bulk:
         command = [SHEAF, "--config", str(self.config), "bulk", *arguments]
         with (folder / "bulk.log").open("ab") as log:
             return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def replace_worker(self) -> None:
+        """kill -9, and another one."""
+        self.worker.kill()
+        port = yaml.safe_load(self.config.read_text())["workers"]["metrics_port"]
+        # Its children end with it, a moment later.
+        wait_until(lambda: not listens(port), description="the port of its metrics is free")
+        self.worker.start()
 
     def kept(self) -> list[bytes]:
         """Keys of jobs and results."""

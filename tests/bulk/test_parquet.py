@@ -273,6 +273,17 @@ def test_an_output_of_json_without_any_row_is_a_parquet_file(tmp_path: Path) -> 
     assert pq.read_table(tmp_path / "out.parquet").schema.names == ["label"]
 
 
+def test_the_columns_of_json_come_before_the_results_whenever_they_come(tmp_path: Path) -> None:
+    with open_writer(at(tmp_path / "out.parquet"), head=Head(), results=["label"]) as writer:
+        writer.write([OutRow(Row(0, 1, {"id": 1}), {"label": "a"})])
+        writer.flush()
+        writer.write([OutRow(Row(1, 2, {"id": 2, "late": True}), {"label": "b"})])
+        writer.commit()
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.schema.names == ["id", "late", "label"]
+    assert table.to_pylist() == [{"id": 1, "late": None, "label": "a"}, {"id": 2, "late": True, "label": "b"}]
+
+
 def test_a_value_that_parquet_has_no_form_for_is_refused(tmp_path: Path) -> None:
     with open_writer(at(tmp_path / "out.parquet")) as writer:
         writer.write(out([{"a": {}}]))
