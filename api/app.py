@@ -158,10 +158,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     try:
         # The framework looks at the query before anything of ours; strangers learn nothing of what it may hold.
         await state.of(request).gate.caller(request, Scope.READ)
-    except Problem as stranger:
-        problem = stranger
-    except BrokerError as unknown:
-        problem = problems.of_broker(unknown)
+    except (Problem, BrokerError) as stranger:
+        problem = problems.of(stranger)
     return problems.response(problem, request.state.request_id)
 
 

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.problems import Problem, of_broker
+from api.problems import Problem, of
 from broker import BrokerError
 
 
@@ -27,7 +27,7 @@ class _Route(APIRoute, ABC):
             try:
                 return await handle(request)
             except (Problem, BrokerError) as error:
-                problem = error if isinstance(error, Problem) else of_broker(error)
+                problem = of(error)
                 extra = {**problem.extra, "error": self.error(problem)}
                 raise Problem(problem.kind, problem.detail, extra, problem.headers) from None
 

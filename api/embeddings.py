@@ -20,7 +20,7 @@ from api import intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenAIRoute
 from api.openapi import request_body
-from api.problems import Problem, described
+from api.problems import described, wrong
 from api.schemas import JobRequest
 from broker import JobState, Scope
 from configs import ModelSettings
@@ -146,9 +146,9 @@ def _check_model(shared: state.ApiState, wanted: EmbeddingsRequest) -> None:
     model = shared.model(wanted.model)
     if model.task != "embedding":
         fit = ", ".join(name for name, other in shared.settings.models.items() if other.task == "embedding")
-        raise _wrong("model", f"{wanted.model} makes no embeddings; those that do: {fit or 'none'}")
+        raise wrong("model", f"{wanted.model} makes no embeddings; those that do: {fit or 'none'}")
     if wanted.dimensions is not None and wanted.dimensions not in model.matryoshka_dimensions:
-        raise _wrong("dimensions", _not_allowed(wanted.model, model))
+        raise wrong("dimensions", _not_allowed(wanted.model, model))
 
 
 def _not_allowed(name: str, model: ModelSettings) -> str:
@@ -156,10 +156,6 @@ def _not_allowed(name: str, model: ModelSettings) -> str:
     if not allowed:
         return f"vectors of {name} cannot be cut: leave it out"
     return f"vectors of {name} can be cut to {', '.join(map(str, allowed))}"
-
-
-def _wrong(field: str, message: str) -> Problem:
-    return Problem(kinds.INVALID_REQUEST, f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
 
 
 def _vectors(ended: JobState) -> list[list[float]]:

@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api import problems
 from api.kinds import INTERNAL, Kind
-from api.problems import Problem, of_broker, response
+from api.problems import Problem, response
 from broker.errors import BrokerError
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
@@ -126,7 +127,7 @@ class Envelope:
         try:
             answer = await endpoint(request)
         except (Problem, BrokerError) as error:
-            answer = response(error if isinstance(error, Problem) else of_broker(error), request.state.request_id)
+            answer = response(problems.of(error), request.state.request_id)
         await answer(scope, receive, send)
 
     def refused(self, kind: Kind) -> None:

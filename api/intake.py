@@ -70,8 +70,7 @@ def _refuse_repeated(body: bytes, model: type[BaseModel]) -> None:
         raise Problem(kinds.NOT_JSON, "the body is nested too deeply") from None
     for name, count in names.items():
         if count > 1 and name in model.model_fields:
-            wrong = {"field": name, "message": f"it is there {count} times"}
-            raise Problem(kinds.INVALID_REQUEST, f"{name}: {wrong['message']}", {"errors": [wrong]})
+            raise problems.wrong(name, f"it is there {count} times")
 
 
 def job_request(body: bytes) -> JobRequest:
@@ -139,8 +138,7 @@ async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wan
     try:
         await shared.targets.check(own.url)
     except Refused as error:
-        wrong = {"field": "webhook.url", "message": str(error)}
-        raise Problem(kinds.INVALID_REQUEST, f"webhook.url: {error}", {"errors": [wrong]}) from None
+        raise problems.wrong("webhook.url", str(error)) from None
     return Webhook(own.url, tuple(dict.fromkeys(own.events)), caller.owner, request.state.request_id)
 
 
@@ -225,8 +223,7 @@ def told(job: NewJob, submitted: Submitted) -> dict[str, str]:
 def failed(error_type: str, message: str, path: str) -> Problem:
     """What the failure of a row, or of a whole job, is to a caller who waits for nothing but its result."""
     if error_type == INVALID_INPUT:
-        wrong = {"field": path, "message": message}
-        return Problem(kinds.INVALID_REQUEST, f"{path}: {message}", {"errors": [wrong]})
+        return problems.wrong(path, message)
     return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
 
 
@@ -259,8 +256,7 @@ def _seconds(given: str) -> float:
     with suppress(ValueError):
         if 0 <= (seconds := float(given)) < math.inf:
             return seconds
-    wrong = {"field": "wait", "message": "it must be a number of seconds, 0 or more"}
-    raise Problem(kinds.INVALID_REQUEST, f"wait: {wrong['message']}", {"errors": [wrong]})
+    raise problems.wrong("wait", "it must be a number of seconds, 0 or more")
 
 
 async def _wait(

@@ -17,7 +17,7 @@ from api.auth import Caller
 from api.body import body_of
 from api.intake import Wait
 from api.openapi import request_body
-from api.problems import Problem, described, shown
+from api.problems import Problem, described, shown, wrong
 from api.schemas import Accepted, Job, JobList, JobRequest
 from broker import JobState, JobStatus, NewJob, Scope
 
@@ -117,8 +117,7 @@ async def put(request: Request, job_id: JobId) -> Response:
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     if not _UUID.fullmatch(job_id):
-        wrong = {"field": "job_id", "message": "an id is a UUID in lower case"}
-        raise Problem(kinds.INVALID_REQUEST, f"job_id: {wrong['message']}, not {shown(job_id)}", {"errors": [wrong]})
+        raise wrong("job_id", f"an id is a UUID in lower case, not {shown(job_id)}")
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
@@ -242,5 +241,4 @@ def _position(cursor: str) -> tuple[int, str]:
         moment, colon, job_id = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
         if colon and moment.isdecimal():
             return int(moment), job_id
-    wrong = {"field": "cursor", "message": "this is no `next_cursor` of a page"}
-    raise Problem(kinds.INVALID_REQUEST, "cursor: this is no `next_cursor` of a page", {"errors": [wrong]})
+    raise wrong("cursor", "this is no `next_cursor` of a page")

@@ -22,7 +22,7 @@ from api import health, intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenInferenceRoute
 from api.openapi import request_body
-from api.problems import MAX_NAME, Problem, described, shown
+from api.problems import MAX_NAME, Problem, described, shown, wrong
 from api.schemas import MAX_ROWS, JobRequest, PriorityName
 from broker import JobState, Scope
 from configs import ModelSettings
@@ -251,7 +251,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     embeds = model.task == "embedding"
     output = "embedding" if embeds else "output"
     if wanted.outputs and wanted.outputs[0].name != output:
-        raise _wrong("outputs.0.name", f"{name} gives {output!r}")
+        raise wrong("outputs.0.name", f"{name} gives {output!r}")
     job = await intake.new_job(request, shared, caller, job_request, body)
     ended, headers = await intake.answered(request, shared, job)
     answer: dict[str, object] = {"model_name": name, "model_version": ended.version or model.version}
@@ -273,18 +273,18 @@ def _rows(tensor: Tensor, model: ModelSettings) -> list[object]:
     name = "text" if model.task == "embedding" else "input"
     path = "inputs.0"
     if tensor.name != name:
-        raise _wrong(f"{path}.name", f"the model takes {name!r}")
+        raise wrong(f"{path}.name", f"the model takes {name!r}")
     if tensor.datatype != "BYTES":
-        raise _wrong(f"{path}.datatype", "it is BYTES: texts as JSON strings")
+        raise wrong(f"{path}.datatype", "it is BYTES: texts as JSON strings")
     if tensor.parameters.keys() & {"binary_data_size", "shared_memory_region"}:
-        raise _wrong(f"{path}.parameters", "binary tensors and shared memory are not taken: send `data` as JSON")
+        raise wrong(f"{path}.parameters", "binary tensors and shared memory are not taken: send `data` as JSON")
     rows = tensor.data
     if not 1 <= len(rows) <= MAX_ROWS or math.prod(tensor.shape) != len(rows):
         said = f"{str(tensor.shape)[:MAX_NAME]} does not fit {len(rows)} elements; there may be 1 to {MAX_ROWS}"
-        raise _wrong(f"{path}.shape", said)
+        raise wrong(f"{path}.shape", said)
     for index, row in enumerate(rows):
         if not isinstance(row, str):
-            raise _wrong(f"{path}.data.{index}", "it must be a string")
+            raise wrong(f"{path}.data.{index}", "it must be a string")
     return rows if model.task == "embedding" else [_document(row, f"{path}.data.{i}") for i, row in enumerate(rows)]
 
 
@@ -292,7 +292,7 @@ def _document(row: str, path: str) -> object:
     try:
         return orjson.loads(row)
     except orjson.JSONDecodeError as error:
-        raise _wrong(path, f"the model takes JSON documents, and this is none: {error}") from None
+        raise wrong(path, f"the model takes JSON documents, and this is none: {error}") from None
 
 
 def _outputs(ended: JobState) -> list[Any]:
@@ -309,10 +309,6 @@ def _tensor(rows: list[Any], embeds: bool) -> dict[str, object]:
         flat = [value for row in rows for value in row]
         return {"datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": flat}
     return {"datatype": "BYTES", "shape": [len(rows)], "data": [orjson.dumps(row).decode() for row in rows]}
-
-
-def _wrong(field: str, message: str) -> Problem:
-    return Problem(kinds.INVALID_REQUEST, f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
 
 
 def _json(content: object) -> Response:

@@ -59,6 +59,11 @@ def _described(kinds: Sequence[Kind]) -> dict[str, Any]:
     return described | {"content": content}
 
 
+def of(error: Problem | BrokerError) -> Problem:
+    """What is to be answered for an error of ours."""
+    return error if isinstance(error, Problem) else of_broker(error)
+
+
 def of_broker(error: BrokerError) -> Problem:
     """What a broker's error is to a caller; with `Retry-After` where trying again makes sense."""
     kind = next(BROKER_PROBLEMS[cls] for cls in type(error).__mro__ if cls in BROKER_PROBLEMS)
@@ -102,6 +107,11 @@ def _body(problem: Problem, request_id: str) -> dict[str, object]:
         "request_id": request_id,
         **problem.extra,
     }
+
+
+def wrong(field: str, message: str) -> Problem:
+    """A request of which this field, or header, is not as it should be."""
+    return Problem(INVALID_REQUEST, f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
 
 
 def of_validation(error: ValidationError, *above: str) -> Problem:

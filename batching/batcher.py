@@ -159,18 +159,10 @@ class Batcher(Generic[T]):
     def _planned(self, level: int, now: float) -> Sequence[Row[T]]:
         """The rows that should run next, the one that leads first; no more than a batch may hold."""
         leading = self._levels[level]
-        brief = self._brevity.most_tokens(now, self.cost.model) if self._levels[LOWEST].rows else math.inf
-        if brief < math.inf and level != LOWEST:
-            callers = self._candidates(level, self.limits.max_batch_size, LOWEST)
-            rows = self._alike(callers, self.limits.max_batch_tokens)
-            if max(row.tokens for row in rows) * (len(rows) + 1) > brief:
-                return rows
-        most_tokens = int(min(brief, self.limits.max_batch_tokens))
+        candidates, most_tokens = self._open_to(level, now)
         if len(self._lengths) == 1 and self._deadline == math.inf:
             # Rows of one length need no plan: they run in their order.
-            most = self._most(self._longest, most_tokens)
-            return self._candidates(level, most)[:most]
-        candidates = self._candidates(level, self.limits.max_batch_size)
+            return candidates[: self._most(self._longest, most_tokens)]
         rows = self._alike(candidates, most_tokens)
         if leading.deadlines:
             seconds = self.cost.model.seconds(max(row.tokens for row in rows) * len(rows))
@@ -179,6 +171,21 @@ class Batcher(Generic[T]):
                 rest = set(urgent)
                 rows = self._alike([*urgent, *(row for row in candidates if row not in rest)], most_tokens)
         return rows
+
+    def _open_to(self, level: int, now: float) -> tuple[list[Row[T]], int]:
+        """The rows that a batch led by `level` may have, in their order, and how many padded tokens.
+
+        While callers are about, one with rows of the lowest level is brief; theirs is filled with such rows only where
+        it is brief all the same.
+        """
+        size, tokens = self.limits.max_batch_size, self.limits.max_batch_tokens
+        brief = self._brevity.most_tokens(now, self.cost.model) if self._levels[LOWEST].rows else math.inf
+        if brief < math.inf and level != LOWEST:
+            callers = self._candidates(level, size, LOWEST)
+            alike = self._alike(callers, tokens)
+            if max(row.tokens for row in alike) * (len(alike) + 1) > brief:
+                return callers, tokens
+        return self._candidates(level, size), int(min(brief, tokens))
 
     def _candidates(self, level: int, enough: int, levels: int = LEVELS) -> list[Row[T]]:
         """The rows of `level` in their order; while they are not enough those of the other levels too, high before low.

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 
 import orjson
 
+from broker import JobFailure
+
 #: Most rows of one message: many, so that the queue costs nothing beside the model, and few enough that several workers
 #: have something to do with one window.
 MAX_ROWS = 128
 #: Bytes of a message's rows from which on no further one is added.
 MAX_BYTES = 1 << 19
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a row has no output; `type` is a Python exception's name or one of ours."""
-
-    type: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +25,7 @@ class Item:
 
     number: int
     payload: bytes = b""
-    failure: Failure | None = None
+    failure: JobFailure | None = None
 
     @classmethod
     def of(cls, number: int, value: object) -> Item:
@@ -45,7 +39,7 @@ class Outcome:
 
     number: int
     output: object = None
-    failure: Failure | None = None
+    failure: JobFailure | None = None
 
 
 def chunks(items: Sequence[Item]) -> Iterator[list[Item]]:

@@ -24,6 +24,7 @@ from broker import (
     AsyncBroker,
     BrokerUnavailable,
     JobEnded,
+    JobFailure,
     JobState,
     JobStatus,
     NewJob,
@@ -31,7 +32,7 @@ from broker import (
     QueueFull,
     queue_name,
 )
-from bulk.chunks import Failure, Item, Outcome, chunks, payload
+from bulk.chunks import Item, Outcome, chunks, payload
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +125,7 @@ class Engine:
             size = -(-len(chunk) // PARTS)
             parts = (chunk[begin : begin + size] for begin in range(0, len(chunk), size))
             return list(chain.from_iterable(await asyncio.gather(*map(self._serve, parts))))
-        failure = Failure(state.status.value, "the job was ended by somebody")
-        if state.error is not None:
-            failure = Failure(state.error.type, state.error.message)
+        failure = state.error or JobFailure(state.status.value, "the job was ended by somebody")
         return [Outcome(item.number, failure=failure) for item in chunk]
 
     async def _ended(self, chunk: Sequence[Item]) -> JobState:
@@ -191,5 +190,5 @@ def _first_ready(order: Sequence[int], ready: dict[int, Outcome]) -> list[Outcom
 
 def _outcome(item: Item, row: dict[str, Any]) -> Outcome:
     if "error" in row:
-        return Outcome(item.number, failure=Failure(row["error"]["type"], row["error"]["message"]))
+        return Outcome(item.number, failure=JobFailure(row["error"]["type"], row["error"]["message"]))
     return Outcome(item.number, row["output"])

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +162,7 @@ def open_random(location: Location, *, ahead: bool = True) -> tuple[BinaryIO, in
     Raises:
         InputFailed: it cannot be opened.
     """
-    try:
+    with _failing_as(InputFailed, location):
         if location.path is not None:
             file = location.path.open("rb", buffering=0 if ahead else _READ_BYTES)
             return file, os.fstat(file.fileno()).st_size
@@ -170,8 +170,6 @@ def open_random(location: Location, *, ahead: bool = True) -> tuple[BinaryIO, in
         kind = "readahead" if ahead else "none"
         remote = fs.open(path, "rb", block_size=REMOTE_READ_BYTES, cache_type=kind)
         return remote, getattr(remote, "size", None)
-    except Exception as error:  # what clients of remote stores raise has no common base
-        raise InputFailed(location.url, _cause(error, location)) from error
 
 
 def describe(location: Location) -> dict[str, Any]:
@@ -180,12 +178,10 @@ def describe(location: Location) -> dict[str, Any]:
     Raises:
         InputFailed: there is no such file, or the store does not answer.
     """
-    try:
+    with _failing_as(InputFailed, location):
         fs, path = url_to_fs(location.url)
         fs.invalidate_cache()
         return dict(fs.info(path))
-    except Exception as error:  # what clients of remote stores raise has no common base
-        raise InputFailed(location.url, _cause(error, location)) from error
 
 
 def exists(location: Location) -> bool:
@@ -196,12 +192,10 @@ def exists(location: Location) -> bool:
     """
     if location.path is not None:
         return os.path.lexists(location.path)
-    try:
+    with _failing_as(OutputFailed, location):
         fs, path = url_to_fs(location.url)
         fs.invalidate_cache()
         return bool(fs.exists(path))
-    except Exception as error:  # what clients of remote stores raise has no common base
-        raise OutputFailed(location.url, _cause(error, location)) from error
 
 
 @contextmanager
@@ -221,6 +215,15 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
         raise
     except Exception as error:  # what clients of remote stores raise has no common base
         raise OutputFailed(location.url, _cause(error, location)) from error
+
+
+@contextmanager
+def _failing_as(kind: type[InputFailed | OutputFailed], location: Location) -> Generator[None]:
+    """What goes wrong within is told as this; what clients of remote stores raise has no common base."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(location.url, _cause(error, location)) from error
 
 
 def _cause(error: Exception, location: Location | None = None) -> str:

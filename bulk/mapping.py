@@ -10,8 +10,9 @@ from contextlib import aclosing
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
-from broker import AsyncBroker
-from bulk.chunks import Failure, Item
+from broker import JobFailure as Failure
+from bulk.chunks import Item
+from bulk.client import open_broker
 from bulk.engine import WINDOW, Engine
 from bulk.errors import RowFailed
 from configs import Settings, load_settings
@@ -69,28 +70,21 @@ async def amap(
     if model not in settings.models:
         raise ValueError(f"there is no model {model!r}: the settings name {', '.join(settings.models)}")
     source = _Asynchronous(aiter(rows)) if isinstance(rows, AsyncIterable) else _Plain(iter(rows))
-    client = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        max_queue_depth=settings.broker.max_queue_depth,
-        result_ttl_s=settings.api.result_ttl_s,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    engine = Engine(client, model, owner=f"map-{uuid.uuid4().hex[:12]}", window=window)
-    try:
-        async with aclosing(engine.outcomes(source.take)) as outcomes:
-            async for some in outcomes:
-                for outcome in some:
-                    if outcome.failure is None:
-                        yield outcome.output
-                    elif on_error == "return":
-                        yield outcome.failure
-                    else:
-                        raise RowFailed(outcome.number, outcome.failure.type, outcome.failure.message)
-    finally:
-        source.close()
-        await engine.abandon()
-        await client.close()
+    async with open_broker(settings) as client:
+        engine = Engine(client, model, owner=f"map-{uuid.uuid4().hex[:12]}", window=window)
+        try:
+            async with aclosing(engine.outcomes(source.take)) as outcomes:
+                async for some in outcomes:
+                    for outcome in some:
+                        if outcome.failure is None:
+                            yield outcome.output
+                        elif on_error == "return":
+                            yield outcome.failure
+                        else:
+                            raise RowFailed(outcome.number, outcome.failure.type, outcome.failure.message)
+        finally:
+            source.close()
+            await engine.abandon()
 
 
 class _Plain:

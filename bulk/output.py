@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
+from bulk.destination import Destination
+from bulk.durable import failing_as_output
+from bulk.errors import OutputFailed
 from bulk.rows import OutRow
 
 
@@ -55,3 +59,22 @@ class Writer(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class FileWriter(Writer):
+    """One whose output grows in files of this machine, and which takes nothing more after it failed."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._place = destination.location.url
+        self._failed = False
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """For all that writes. What is raised within leaves the writer failed."""
+        if self._failed:
+            raise OutputFailed(self._place, "an earlier write failed; resume at the last checkpoint")
+        self._failed = True
+        with failing_as_output(self._place):
+            yield
+        self._failed = False

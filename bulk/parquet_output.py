@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,9 +16,9 @@ import pyarrow.parquet as pq
 
 from bulk.destination import Destination
 from bulk.durable import failing_as_output, lock, sync_folder, write_atomically
-from bulk.errors import NotResumable, OutputExists, OutputFailed, SchemaMismatch
+from bulk.errors import NotResumable, OutputExists, SchemaMismatch
 from bulk.formats.tables import Tables, fitted
-from bulk.output import Writer
+from bulk.output import FileWriter
 from bulk.rows import Head, OutRow
 
 #: How many rows become a table at once: enough that the work a table takes does not count, few if they are large.
@@ -29,7 +28,7 @@ _PART_ROWS = 64 << 10
 _PART_BYTES = 16 << 20
 
 
-class ParquetWriter(Writer):
+class ParquetWriter(FileWriter):
     """Rows in numbered parts; a position is their count. A flush ends a part, so flushes should be seconds apart."""
 
     def __init__(self, destination: Destination, head: Head, results: Sequence[str], resume_at: int | None) -> None:
@@ -40,12 +39,10 @@ class ParquetWriter(Writer):
             OutputExists: the folder is there, and nothing was said of resuming or overwriting.
             OutputFailed: it cannot be made, or another run holds it.
         """
-        self._destination = destination
-        self._place = destination.location.url
+        super().__init__(destination)
         self._folder = destination.parts
         self._waiting: list[OutRow] = []
         self._gathered = _Gathered()
-        self._failed = False
         with failing_as_output(self._place):
             self._lock: int | None = _held(destination, resume_at)
         self._parts = resume_at or 0
@@ -107,15 +104,6 @@ class ParquetWriter(Writer):
 
     def _part(self, number: int) -> Path:
         return _part(self._folder, number)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        if self._failed:
-            raise OutputFailed(self._place, "an earlier write failed; resume at the last checkpoint")
-        self._failed = True
-        with failing_as_output(self._place):
-            yield
-        self._failed = False
 
 
 class _Gathered:

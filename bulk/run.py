@@ -20,9 +20,9 @@ from typing import Self, TypeVar
 
 from pydantic import JsonValue
 
-from broker import AsyncBroker
+from broker import AsyncBroker, JobFailure
 from bulk.checkpoint import Checkpoint
-from bulk.chunks import Failure, Item, Outcome
+from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
 from bulk.engine import WINDOW, Engine
 from bulk.errors import NoSuchColumn, NotResumable, OutputExists, OutputFailed
@@ -212,19 +212,19 @@ class _Files:
 
     def _item(self, row: Row | BadRow) -> Item:
         if isinstance(row, BadRow):
-            return Item(row.number, failure=Failure(row.reason.value, row.message))
+            return Item(row.number, failure=JobFailure(row.reason.value, row.message))
         column = self._task.column
         if column is None:
             return Item(row.number, json_text(row.columns))
         if column not in row.columns:
-            return Item(row.number, failure=Failure("missing_column", f"the row has no {column!r}"))
+            return Item(row.number, failure=JobFailure("missing_column", f"the row has no {column!r}"))
         value = row.columns[column]
         if self._task.texts and not isinstance(value, str):
             kind = "null" if value is None else type(value).__name__
-            return Item(row.number, failure=Failure("InvalidInput", f"{column!r} must be a text, and is {kind}"))
+            return Item(row.number, failure=JobFailure("InvalidInput", f"{column!r} must be a text, and is {kind}"))
         return Item(row.number, json_text(value))
 
-    def _error(self, row: Row | BadRow, failure: Failure) -> dict[str, object]:
+    def _error(self, row: Row | BadRow, failure: JobFailure) -> dict[str, object]:
         told: dict[str, object] = {"row": row.number, "line": row.line}
         if self._task.id_column is not None:
             told["id"] = None if isinstance(row, BadRow) else row.columns.get(self._task.id_column)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from io import FileIO
 
 from bulk.compression import Compression, member
 from bulk.destination import Destination
 from bulk.durable import failing_as_output, lock, sync_folder, write_all
-from bulk.errors import InputFailed, NotResumable, OutputExists, OutputFailed, SchemaMismatch
+from bulk.errors import InputFailed, NotResumable, OutputExists, SchemaMismatch
 from bulk.formats.delimited import DelimitedEncoder
 from bulk.formats.jsonl import JsonlEncoder
 from bulk.locations import Location
-from bulk.output import Writer
+from bulk.output import FileWriter, Writer
 from bulk.reading import header_of
 from bulk.rows import OutRow
 
@@ -72,7 +71,7 @@ class Text:
         return header
 
 
-class TextWriter(Writer):
+class TextWriter(FileWriter):
     """Text in a partial file. A position is its size in bytes, which lies between two members where it is packed."""
 
     def __init__(self, destination: Destination, text: Text, resume_at: int | None) -> None:
@@ -83,12 +82,10 @@ class TextWriter(Writer):
             OutputExists: the file is there, and nothing was said of resuming or overwriting.
             OutputFailed: it cannot be made, or another run holds it.
         """
-        self._destination = destination
-        self._place = destination.location.url
+        super().__init__(destination)
         self._compression = destination.location.compression
         self._text = text
         self._gathered = bytearray()
-        self._failed = False
         with failing_as_output(self._place):
             self._file = _opened(destination, resume_at)
         self._size = resume_at or 0
@@ -131,15 +128,6 @@ class TextWriter(Writer):
         write_all(self._file, packed)
         self._size += len(packed)
         self._gathered.clear()
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        if self._failed:
-            raise OutputFailed(self._place, "an earlier write failed; resume at the last checkpoint")
-        self._failed = True
-        with failing_as_output(self._place):
-            yield
-        self._failed = False
 
 
 def _opened(destination: Destination, resume_at: int | None) -> FileIO:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker import AsyncBroker
-from cli.loading import loaded_settings
+from bulk.engine import WINDOW
+from cli.loading import known_model, loaded_settings
 from cli.problems import CommandError
 from configs import Settings
 
@@ -48,7 +49,7 @@ def bulk(
         str | None, typer.Option("--result-column", help="The answer; `embedding` for an embedding, else `output`.")
     ] = None,
     id_column: Annotated[str | None, typer.Option("--id-column", help="A column to tell beside each error.")] = None,
-    window: Annotated[int, typer.Option("--window", min=1, help="Rows that are under way at a time.")] = 2000,
+    window: Annotated[int, typer.Option("--window", min=1, help="Rows that are under way at a time.")] = WINDOW,
     errors: Annotated[
         str | None, typer.Option("--errors", help="For rows that fail; OUTPUT.errors.jsonl without it.")
     ] = None,
@@ -69,14 +70,12 @@ def bulk(
     by a signal.
     """
     settings = loaded_settings().settings
-    if model not in settings.models:
-        raise CommandError(f"there is no model {model}: the settings name {', '.join(settings.models)}")
+    texts = known_model(settings, model).task == "embedding"
     # Nothing of this room may cost the other commands the time of loading it.
     from bulk.errors import BulkError
     from bulk.locations import Location
     from bulk.run import Task
 
-    texts = settings.models[model].task == "embedding"
     try:
         place = Location.parse(output)
         task = Task(
@@ -135,20 +134,12 @@ async def _stoppable(work: Coroutine[None, None, Progress]) -> Progress:
 
 
 async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None]) -> Progress:
+    from bulk.client import open_broker
     from bulk.run import run
 
-    broker = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        max_queue_depth=settings.broker.max_queue_depth,
-        result_ttl_s=settings.api.result_ttl_s,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    try:
+    async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
         return await run(task, broker, tell)
-    finally:
-        await broker.close()
 
 
 async def _look_for_workers(broker: AsyncBroker, model: str) -> None:

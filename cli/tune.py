@@ -15,7 +15,7 @@ import typer
 
 from broker import Broker, BrokerUnavailable, TrafficRow, queue_name
 from cli.devices import Device, chosen_devices
-from cli.loading import CONFIG_VARIABLE, loaded_settings
+from cli.loading import CONFIG_VARIABLE, known_model, loaded_settings
 from cli.parent import SUPERVISOR_VARIABLE
 from cli.problems import CommandError
 from configs import Settings
@@ -65,8 +65,7 @@ def tune(
     measured, and the YAML to paste.
     """
     settings = loaded_settings().settings
-    if model not in settings.models:
-        raise CommandError(f"there is no model {model}: the settings name {', '.join(settings.models)}")
+    known_model(settings, model)
     place = Path(f"sheaf-tune-{model}.png") if plot is None else plot
     if place.suffix != ".png":
         raise CommandError(f"{place}: the picture is a PNG, so name a file that ends in .png")

@@ -59,6 +59,17 @@ def test_callers_batches_are_as_large_as_ever() -> None:
     assert [row.payload for row in served(made, 1.0).rows] == ["caller"] * 8
 
 
+def test_a_callers_row_that_would_expire_leads_while_low_rows_wait() -> None:
+    made: Batcher[str] = Batcher(Limits(4, 40, 0.0), CostFit(CostModel(0.1, 1.0)))
+    caller(made, 0.0, tokens=1)
+    served(made, 0.0)
+    made.add(Row("low", 1, 0.0, LOWEST), 0.0)
+    for _ in range(8):
+        caller(made, 1.0, tokens=1)
+    made.add(Row("urgent", 1, 1.0, deadline=6.0), 1.0)
+    assert served(made, 1.0).rows[0].payload == "urgent"
+
+
 def test_a_row_longer_than_all_callers_runs_alone() -> None:
     made = batcher(3, tokens=50)
     caller(made, 1.0)

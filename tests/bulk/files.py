@@ -28,6 +28,12 @@ def columns_of(place: str | Path, asked: Format | None = None, *, start: int = 0
     return [row.columns for row in rows if isinstance(row, Row)]
 
 
+def bad(row: Row | BadRow) -> BadRow:
+    """The row, which has to be a bad one."""
+    assert isinstance(row, BadRow)
+    return row
+
+
 def out(columns: Iterable[Mapping[str, object]], first: int = 0, **results: object) -> list[OutRow]:
     """Rows to write, numbered from `first`, all with the same results."""
     return [OutRow(Row(number, number + 1, values), results) for number, values in enumerate(columns, first)]

@@ -9,19 +9,14 @@ from hypothesis import strategies as st
 
 from bulk.errors import InputFailed, SchemaMismatch
 from bulk.reading import read_rows
-from bulk.rows import BadRow, Head, Row
+from bulk.rows import Head, Row
 from bulk.writing import open_writer
-from tests.bulk.files import at, columns_of, out, rows_of, write
+from tests.bulk.files import at, bad, columns_of, out, rows_of, write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "in.csv"
-
-
-def bad(row: Row | BadRow) -> BadRow:
-    assert isinstance(row, BadRow)
-    return row
 
 
 def test_a_record_may_span_lines_and_the_row_has_its_first(path: Path) -> None:

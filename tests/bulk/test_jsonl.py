@@ -17,17 +17,12 @@ from bulk.formats import Format
 from bulk.formats.jsonl import json_text
 from bulk.reading import read_rows
 from bulk.rows import BadRow, Row
-from tests.bulk.files import at, columns_of, out, rows_of, write
+from tests.bulk.files import at, bad, columns_of, out, rows_of, write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "in.jsonl"
-
-
-def bad(row: Row | BadRow) -> BadRow:
-    assert isinstance(row, BadRow)
-    return row
 
 
 def test_a_row_knows_its_number_and_its_line(path: Path) -> None:
