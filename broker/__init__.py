@@ -2,6 +2,7 @@
 
 from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
+from broker.bulk_runs import BulkRun, BulkRuns, RunKind, RunState, Wanted
 from broker.errors import (
     BadMessage,
     BrokerError,
@@ -55,6 +56,8 @@ __all__ = [
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
+    "BulkRun",
+    "BulkRuns",
     "Delayed",
     "EmbeddedServerError",
     "FollowUp",
@@ -78,6 +81,8 @@ __all__ = [
     "Rate",
     "RateState",
     "Reclaimed",
+    "RunKind",
+    "RunState",
     "Scope",
     "SettleAnswer",
     "Settlement",
@@ -89,6 +94,7 @@ __all__ = [
     "TrafficRow",
     "UnsupportedServer",
     "Waiter",
+    "Wanted",
     "Webhook",
     "WorkerInfo",
     "queue_name",

@@ -171,6 +171,15 @@ class Keys:
         """string: the secrets that sign the webhooks of an owner's jobs, JSON."""
         return f"{self._own}webhook-secrets:{owner}"
 
+    def bulk_run(self, run_id: str) -> str:
+        """hash with TTL: `record`, JSON, of a bulk run, and `wanted` of it: run, pause or cancel."""
+        return f"{self._own}bulk-run:{run_id}"
+
+    @property
+    def bulk_runs(self) -> str:
+        """sorted set with TTL: id of a bulk run -> Unix seconds of its last report; the newest ones only."""
+        return self._own + "bulk-runs"
+
     @property
     def workers(self) -> str:
         """sorted set: worker session -> time of its last announcement."""
