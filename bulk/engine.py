@@ -2,7 +2,8 @@
 
 Only rows of the window are ever in the broker: what has been read from it is forgotten there. The engine waits for a
 broker that is away or full, sends again what a broker has lost, and cuts up a message that fails as a whole until the
-rows that are the cause stand alone. Invariant: each item leaves exactly once, with an output or a failure.
+rows that are the cause stand alone. Paused, it takes no more, lets what has begun end, and takes the rest back from the
+broker until it goes on. Invariant: each item leaves exactly once, with an output or a failure.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from broker import (
     queue_name,
 )
 from bulk.chunks import Item, Outcome, chunks, payload
+from bulk.steering import Steering
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,10 @@ LOOK_AGAIN_S = 30.0
 PARTS = 8
 #: Longest pause between attempts to reach the broker, seconds.
 MAX_BACKOFF_S = 5.0
+#: Seconds for which a pause lets messages end that have begun; after that they are taken back too.
+PAUSE_GRACE_S = 5.0
+#: Seconds between looks at what is to be taken back: a submit may be under way.
+TAKE_BACK_EVERY_S = 0.1
 
 #: Takes the most that are wanted; gives the next items, and none at the end.
 Take = Callable[[int], Awaitable[Sequence[Item]]]
@@ -55,23 +61,36 @@ Take = Callable[[int], Awaitable[Sequence[Item]]]
 class Engine:
     """One run's way through the queue. `owner` is whom its jobs belong to: owners share a priority fairly."""
 
-    def __init__(self, broker: AsyncBroker, model: str, *, owner: str, window: int = WINDOW) -> None:
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        model: str,
+        *,
+        owner: str,
+        window: int = WINDOW,
+        steering: Steering | None = None,
+    ) -> None:
         if window < 1:
             raise ValueError("a window holds at least one row")
         self._broker = broker
         self._model = model
         self._owner = owner
         self._window = window
+        self._steering = steering or Steering()
         #: Jobs that have not ended, to be cancelled when the run ends early.
         self._open: set[str] = set()
+        #: Those of them that were cancelled by a pause, and are sent again after it.
+        self._taken_back: set[str] = set()
 
     async def outcomes(self, take: Take) -> AsyncGenerator[list[Outcome]]:
         """What became of the items that `take` gives, in their order; no more of them are taken than the window holds.
 
-        A second half of the window is on its way while the first is waited for, so no worker has to wait for us.
+        A second half of the window is on its way while the first is waited for, so no worker has to wait for us. An
+        empty list says that the run is paused, nothing of it is at the broker, and all that could be given was.
         """
         running: set[asyncio.Task[list[Outcome]]] = set()
         taking: asyncio.Task[Sequence[Item]] | None = None
+        resting = asyncio.create_task(self._rest())
         #: Numbers of what was taken, in order, and what became of some of it.
         order: list[int] = []
         ready: dict[int, Outcome] = {}
@@ -80,11 +99,11 @@ class Engine:
             while True:
                 half = max(1, self._window // 2)
                 if taking is None and not ended and self._window - len(order) >= half:
-                    taking = asyncio.ensure_future(take(min(half, self._window - len(order))))
+                    taking = asyncio.create_task(self._taken(take, min(half, self._window - len(order))))
                 waiting: set[asyncio.Future[Any]] = {*running, *([taking] if taking else [])}
                 if not waiting:
                     return
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({*waiting, resting}, return_when=asyncio.FIRST_COMPLETED)
                 if taking in done:
                     assert taking is not None
                     items, taking = taking.result(), None
@@ -99,10 +118,14 @@ class Engine:
                 if first := _first_ready(order, ready):
                     del order[: len(first)]
                     yield first
+                if resting in done:
+                    yield []
+                    resting = asyncio.create_task(self._rest())
         finally:
-            for task in (*running, *([taking] if taking else [])):
-                task.cancel()
-            await asyncio.gather(*running, *([taking] if taking else []), return_exceptions=True)
+            left: list[asyncio.Future[Any]] = [*running, resting, *([taking] if taking else [])]
+            for future in left:
+                future.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def abandon(self) -> None:
         """Cancel what has not ended; for a run that ends before its rows do."""
@@ -111,6 +134,29 @@ class Engine:
                 # That it was cancelled stays there for a while: a worker that has begun it would else store its result.
                 await self._broker.cancel(job_id)
         self._open.clear()
+
+    async def _taken(self, take: Take, most: int) -> Sequence[Item]:
+        await self._steering.going()
+        return await take(most)
+
+    async def _rest(self) -> None:
+        """Returns when a pause, now or later, has left nothing at the broker: once for each pause."""
+        await self._steering.going()
+        while True:
+            await self._steering.pausing()
+            if not self._open:
+                return
+            await self._take_back(begun_too=self._steering.pause_s > PAUSE_GRACE_S)
+            await asyncio.sleep(TAKE_BACK_EVERY_S)
+
+    async def _take_back(self, *, begun_too: bool) -> None:
+        for job_id in list(self._open):
+            with suppress(BrokerUnavailable, JobEnded):
+                state = await self._broker.fetch(job_id)
+                if state is not None and (begun_too or state.status is JobStatus.QUEUED):
+                    # First, and for good: the cancel is heard of before it returns, and may be done without an answer.
+                    self._taken_back.add(job_id)
+                    await self._broker.cancel(job_id)
 
     async def _serve(self, chunk: Sequence[Item]) -> list[Outcome]:
         state = await self._ended(chunk)
@@ -129,24 +175,33 @@ class Engine:
         return [Outcome(item.number, failure=failure) for item in chunk]
 
     async def _ended(self, chunk: Sequence[Item]) -> JobState:
-        """Have a chunk served by a job of its own, or by another when the broker has lost that."""
+        """Have a chunk served by a job of its own, or by another when that was taken back or the broker has lost it."""
         while True:
+            await self._steering.going()
             job = self._job(chunk)
             self._open.add(job.id)
             await self._patiently(partial(self._broker.submit, job))
             state = await self._end_of(job.id)
+            taken_back = state is not None and self._was_taken_back(state)
             self._open.discard(job.id)
-            if state is not None:
+            self._taken_back.discard(job.id)
+            if state is None:
+                log.warning("The broker has lost rows; they are sent again.", extra={"count": len(chunk)})
+            elif not taken_back:
                 return state
-            log.warning("The broker has lost rows; they are sent again.", extra={"count": len(chunk)})
 
     async def _end_of(self, job_id: str) -> JobState | None:
         """How the job ended, which is kept here alone from then on; None when the broker knows nothing of it."""
         while (state := await self._patiently(partial(self._broker.wait, job_id, LOOK_AGAIN_S))) is not None:
             if state.ended:
-                await self._patiently(partial(self._broker.forget, self._owner, job_id))
+                # What was taken back stays cancelled there: a worker that has begun it would else store its result.
+                if not self._was_taken_back(state):
+                    await self._patiently(partial(self._broker.forget, self._owner, job_id))
                 return state
         return None
+
+    def _was_taken_back(self, state: JobState) -> bool:
+        return state.status is JobStatus.CANCELLED and state.id in self._taken_back
 
     def _job(self, chunk: Sequence[Item]) -> NewJob:
         return NewJob(

@@ -8,6 +8,7 @@ BulkError
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
 ├── RowFailed           the model has no answer to a row, and the caller wants none without it
+├── RunCancelled        people wanted the run to end; what is done is in the checkpoint
 ├── NotResumable        this run cannot go on where an earlier one stopped
 │   ├── BadCheckpoint   the checkpoint cannot be read
 │   ├── InputChanged    the input is another one than the checkpoint's
@@ -86,6 +87,10 @@ class OptionsChanged(NotResumable):
     def __init__(self, name: str, before: object, now: object) -> None:
         super().__init__(f"{name} was {before!r} when the run began and is {now!r} now; start anew, or ask as before")
         self.name = name
+
+
+class RunCancelled(BulkError):
+    """The run was told to end by the registry of runs."""
 
 
 class RowFailed(BulkError):

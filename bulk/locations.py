@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ REMOTE_READ_BYTES = 8 << 20
 #: Stores take ten thousand parts an upload at most; these are the smallest parts that we send.
 _UPLOAD_PART_BYTES = 16 << 20
 _UPLOAD_PARTS = 9_000
+
+#: What stands before the host of a URL: a name and a password.
+_USER = re.compile(r"(?<=://)[^/\s]*@")
+#: An HTTP URL with a query, which may be the signature that opens it.
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,11 @@ class Location:
             return self.path.with_name(self.path.name + suffix)
         told_apart = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         return (folder or Path.cwd()) / f"{self.name if not self.is_standard else 'standard'}.{told_apart}{suffix}"
+
+
+def without_credentials(text: str) -> str:
+    """A URL, or words with URLs in them, as others may read it."""
+    return _QUERY.sub(r"\1?…", _USER.sub("", text))
 
 
 class _Guarded(io.RawIOBase):

@@ -33,6 +33,7 @@ from bulk.locations import Location
 from bulk.output import Writer
 from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
+from bulk.steering import Steering
 from bulk.writing import finish_output, open_writer
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class Progress:
     failed: int = 0
     #: How much of the input is done, 0 to 1, about; None where its size is unknown.
     ratio: float | None = None
+    #: For how long it was paused.
+    paused_s: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -108,8 +111,8 @@ class Progress:
 
     @property
     def rows_per_second(self) -> float:
-        """Of this process alone."""
-        return (self.rows - self.resumed_from) / max(self.seconds, 1e-9)
+        """Of this process alone, while it was not paused."""
+        return (self.rows - self.resumed_from) / max(self.seconds - self.paused_s, 1e-9)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None) -> Self:
@@ -235,18 +238,23 @@ class _Files:
         return row.columns if self._task.column is None else row.columns.get(self._task.column)
 
 
-async def run(task: Task, broker: AsyncBroker, tell: Callable[[Progress], None]) -> Progress:
-    """Do all of it; `tell` is called whenever rows are done.
+async def run(
+    task: Task, broker: AsyncBroker, tell: Callable[[Progress], None], steering: Steering | None = None
+) -> Progress:
+    """Do all of it; `tell` is called whenever rows are done. It pauses and goes on as `steering` says.
 
     Raises:
         BulkError: it could not be done; unless said otherwise it can be resumed.
-        asyncio.CancelledError: it was told to stop; what is done is in the checkpoint.
+        asyncio.CancelledError: it was told to stop; what is done is in the checkpoint. One that comes when only the
+            names of the outputs are outstanding is too late.
     """
+    steering = steering or Steering()
     checkpoint = await asyncio.to_thread(_begun, task)
     if checkpoint is not None and checkpoint.complete:
         await asyncio.to_thread(_finish, task, checkpoint)
         return Progress.of(checkpoint)
-    engine = Engine(broker, task.model, owner=f"bulk-{uuid.uuid4().hex[:12]}", window=task.window)
+    owner = f"bulk-{uuid.uuid4().hex[:12]}"
+    engine = Engine(broker, task.model, owner=owner, window=task.window, steering=steering)
     async with _opened(task, checkpoint) as files:
         outcomes = engine.outcomes(lambda most: _undisturbed(files.take, most))
         saved_at = time.monotonic()
@@ -254,17 +262,20 @@ async def run(task: Task, broker: AsyncBroker, tell: Callable[[Progress], None])
             tell(files.progress)
             async for some in outcomes:
                 await _undisturbed(files.write, some)
+                files.progress = replace(files.progress, paused_s=steering.paused_s)
                 tell(files.progress)
-                if time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
+                if not some or time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
                     await _undisturbed(files.save)
                     saved_at = time.monotonic()
-            await _undisturbed(files.commit)
+                if not some:
+                    steering.rest()
         except BaseException:
             await outcomes.aclose()
             await engine.abandon()
             with suppress(OutputFailed):
                 await _undisturbed(files.save)
             raise
+        await _to_its_end(files.commit)
     return files.progress
 
 
@@ -330,6 +341,16 @@ def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
 
 def _named(task: Task) -> Iterator[str]:
     yield from (name for name in (task.column, task.id_column) if name is not None)
+
+
+async def _to_its_end(call: Callable[[], T]) -> T:
+    """Run it on a thread. A cancellation comes too late; a second one does not wait."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        return running.result()
 
 
 async def _undisturbed(call: Callable[..., T], *arguments: object) -> T:

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from broker import AsyncBroker
+from broker import AsyncBroker, RunState
 from bulk.engine import WINDOW
+from cli import bulk_runs
+from cli.default_command import DefaultCommandGroup
 from cli.loading import known_model, loaded_settings
 from cli.problems import CommandError
 from configs import Settings
@@ -25,19 +28,30 @@ if TYPE_CHECKING:
     from bulk.locations import Location
     from bulk.run import Progress, Task
 
+T = TypeVar("T")
+
 #: All rows are done, and some of them failed.
 SOME_FAILED = 3
+#: Ended by `sheaf bulk cancel`.
+CANCELLED = 4
 #: Stopped by a signal, as shells tell it.
 INTERRUPTED = 130
 #: Seconds between lines where there is no terminal.
 LINE_EVERY_S = 5.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(bulk)
+app = typer.Typer(
+    cls=DefaultCommandGroup,
+    no_args_is_help=True,
+    short_help="A file of any size through a model, and the runs that do so.",
+    subcommand_metavar="list|show|pause|resume|cancel …",
+    help="See and steer the runs of this broker, on whatever machine they are. (A file with such a name: `./list`.)",
+)
+bulk_runs.register(app)
 
 
-def bulk(
+@app.command(hidden=True)
+def run(
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A path, s3://, gs:// or another URL, or - .")],
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="As INPUT. It is there when all of it is.")],
     model: Annotated[str, typer.Option("--model", help="A model of this service.")],
@@ -66,13 +80,13 @@ def bulk(
     Files are JSON lines, CSV, TSV or Parquet, text also as .gz or .zst. The output has the input's columns and order,
     and one more column; rows that fail are in the file of errors instead. Stopped or killed, --resume goes on.
 
-    Exit codes: 0 all rows succeeded; 1 it could not be done; 2 wrong options; 3 done, but some rows failed; 130 stopped
-    by a signal.
+    Exit codes: 0 all rows succeeded; 1 it could not be done; 2 wrong options; 3 done, but some rows failed; 4 ended by
+    `sheaf bulk cancel`; 130 stopped by a signal.
     """
     settings = loaded_settings().settings
     texts = known_model(settings, model).task == "embedding"
     # Nothing of this room may cost the other commands the time of loading it.
-    from bulk.errors import BulkError
+    from bulk.errors import BulkError, RunCancelled
     from bulk.locations import Location
     from bulk.run import Task
 
@@ -94,15 +108,22 @@ def bulk(
             overwrite=overwrite,
         )
         with _shown() as tell:
-            done = asyncio.run(_stoppable(_run(settings, task, tell)))
+            run_id, done = asyncio.run(_stoppable(_run(settings, task, tell)))
+    except RunCancelled:
+        raise _ended(task, "cancelled", CANCELLED) from None
     except BulkError as error:
         raise CommandError(str(error)) from None
     except asyncio.CancelledError:
-        how = "--resume goes on" if task.resumable else "what was read from a pipe is gone"
-        typer.echo(f"sheaf: stopped; {how}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _tell_end(task, done, as_json=as_json)
+        raise _ended(task, "stopped", INTERRUPTED) from None
+    _tell_end(task, run_id, done, as_json=as_json)
     raise typer.Exit(SOME_FAILED if done.failed else 0)
+
+
+def _ended(task: Task, how: str, code: int) -> typer.Exit:
+    """Say how a run ended before all was done."""
+    then = "--resume goes on" if task.resumable else "what was read from a pipe is gone"
+    typer.echo(f"sheaf: {how}; {then}", err=True)
+    return typer.Exit(code)
 
 
 def _errors(place: Location, output: str, errors: str | None) -> Location | None:
@@ -124,7 +145,7 @@ def _format(name: str | None, option: str) -> Format | None:
         raise CommandError(f"{option} {name}: it is one of {', '.join(Format)}") from None
 
 
-async def _stoppable(work: Coroutine[None, None, Progress]) -> Progress:
+async def _stoppable(work: Coroutine[None, None, T]) -> T:
     """SIGINT and SIGTERM cancel the work, which keeps what it has done; a second one cuts that short."""
     running = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
@@ -133,13 +154,36 @@ async def _stoppable(work: Coroutine[None, None, Progress]) -> Progress:
     return await running
 
 
-async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None]) -> Progress:
+async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None]) -> tuple[str, Progress]:
+    """The run's id, and how far it has come: to the end."""
     from bulk.client import open_broker
+    from bulk.registration import described, registered
     from bulk.run import run
 
+    entry = described(task)
     async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
-        return await run(task, broker, tell)
+        async with registered(broker.bulk_runs, entry, partial(_tell_state, entry.id)) as registration:
+            typer.echo(f"sheaf: run {entry.id}; `sheaf bulk pause {entry.id}` pauses it", err=True)
+
+            def tell_both(progress: Progress) -> None:
+                registration.tell(progress)
+                tell(progress)
+
+            done = await run(task, broker, tell_both, registration.steering)
+            registration.tell(done)
+    return entry.id, done
+
+
+def _tell_state(run_id: str, state: RunState) -> None:
+    """What people have brought the run to."""
+    match state:
+        case RunState.PAUSED:
+            typer.echo(f"sheaf: paused; `sheaf bulk resume {run_id}` goes on", err=True)
+        case RunState.RUNNING:
+            typer.echo("sheaf: goes on", err=True)
+        case RunState.CANCELLING:
+            typer.echo("sheaf: cancelling", err=True)
 
 
 async def _look_for_workers(broker: AsyncBroker, model: str) -> None:
@@ -190,14 +234,16 @@ def _time_left(progress: Progress) -> str:
     if not progress.ratio:
         return ""
     done_here = progress.ratio * (1 - progress.resumed_from / max(progress.rows, 1))
-    left_s = progress.seconds * (1 - progress.ratio) / done_here if done_here else 0.0
+    worked_s = progress.seconds - progress.paused_s
+    left_s = worked_s * (1 - progress.ratio) / done_here if done_here else 0.0
     return f", {progress.ratio:.0%} done, about {timedelta(seconds=round(left_s))} left"
 
 
-def _tell_end(task: Task, done: Progress, *, as_json: bool) -> None:
+def _tell_end(task: Task, run_id: str, done: Progress, *, as_json: bool) -> None:
     kept = None if not done.failed or task.errors is None else task.errors.url
     if as_json:
         summary = {
+            "run": run_id,
             "rows": done.rows,
             "succeeded": done.succeeded,
             "failed": done.failed,

@@ -32,9 +32,9 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(dead.app, name="dead")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")
+app.add_typer(bulk.app, name="bulk")
 services.register(app)
 tune.register(app)
-bulk.register(app)
 
 
 def _print_version(wanted: bool) -> None:

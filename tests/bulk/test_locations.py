@@ -7,7 +7,7 @@ import pytest
 from bulk.compression import Compression
 from bulk.errors import BulkError, InputFailed, UnsupportedFormat
 from bulk.formats import Format, format_of
-from bulk.locations import Location, open_text
+from bulk.locations import Location, open_text, without_credentials
 from bulk.reading import read_rows
 from tests.bulk.files import at
 
@@ -82,3 +82,20 @@ def test_files_are_closed_when_the_rows_are(tmp_path: Path) -> None:
         except BulkError:
             pass
     assert not [link for link in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(link.resolve())]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("s3://me:secret@bucket/a.jsonl", "s3://bucket/a.jsonl"),
+        ("sftp://me@host/a@b.csv", "sftp://host/a@b.csv"),
+        ("https://host/a.csv?X-Signature=secret&b=1", "https://host/a.csv?…"),
+        ("zip://a.csv::https://me:secret@host/a.zip?sig=secret", "zip://a.csv::https://host/a.zip?…"),
+        ("cannot read ftp://me:p@ss@host/a: it is gone", "cannot read ftp://host/a: it is gone"),
+        ("404, url='http://host/?t=secret'", "404, url='http://host/?…'"),
+        ("gs://bucket/what?.csv", "gs://bucket/what?.csv"),
+        ("/data/a@b?.csv", "/data/a@b?.csv"),
+    ],
+)
+def test_credentials_are_not_shown(told: str, shown: str) -> None:
+    assert without_credentials(told) == shown
