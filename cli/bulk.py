@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -18,6 +14,7 @@ import typer
 from broker import AsyncBroker, RunState
 from bulk.engine import WINDOW
 from cli import bulk_runs
+from cli.bulk_progress import Bar, Lines, line, shown
 from cli.default_command import DefaultCommandGroup
 from cli.loading import known_model, loaded_settings
 from cli.problems import CommandError
@@ -36,8 +33,6 @@ SOME_FAILED = 3
 CANCELLED = 4
 #: Stopped by a signal, as shells tell it.
 INTERRUPTED = 130
-#: Seconds between lines where there is no terminal.
-LINE_EVERY_S = 5.0
 
 
 app = typer.Typer(
@@ -107,8 +102,8 @@ def run(
             resume=resume,
             overwrite=overwrite,
         )
-        with _shown() as tell:
-            run_id, done = asyncio.run(_stoppable(_run(settings, task, tell)))
+        with shown() as display:
+            run_id, done = asyncio.run(_stoppable(_run(settings, task, display)))
     except RunCancelled:
         raise _ended(task, "cancelled", CANCELLED) from None
     except BulkError as error:
@@ -154,7 +149,7 @@ async def _stoppable(work: Coroutine[None, None, T]) -> T:
     return await running
 
 
-async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None]) -> tuple[str, Progress]:
+async def _run(settings: Settings, task: Task, display: Bar | Lines) -> tuple[str, Progress]:
     """The run's id, and how far it has come: to the end."""
     from bulk.client import open_broker
     from bulk.registration import described, registered
@@ -163,27 +158,27 @@ async def _run(settings: Settings, task: Task, tell: Callable[[Progress], None])
     entry = described(task)
     async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
-        async with registered(broker.bulk_runs, entry, partial(_tell_state, entry.id)) as registration:
-            typer.echo(f"sheaf: run {entry.id}; `sheaf bulk pause {entry.id}` pauses it", err=True)
+        async with registered(broker.bulk_runs, entry, partial(_tell_state, display, entry.id)) as registration:
+            display.say(f"run {entry.id}; `sheaf bulk pause {entry.id}` pauses it")
 
-            def tell_both(progress: Progress) -> None:
+            def tell(progress: Progress) -> None:
                 registration.tell(progress)
-                tell(progress)
+                display.tell(progress)
 
-            done = await run(task, broker, tell_both, registration.steering)
+            done = await run(task, broker, tell, registration.steering)
             registration.tell(done)
     return entry.id, done
 
 
-def _tell_state(run_id: str, state: RunState) -> None:
+def _tell_state(display: Bar | Lines, run_id: str, state: RunState) -> None:
     """What people have brought the run to."""
     match state:
         case RunState.PAUSED:
-            typer.echo(f"sheaf: paused; `sheaf bulk resume {run_id}` goes on", err=True)
+            display.say(f"paused; `sheaf bulk resume {run_id}` goes on")
         case RunState.RUNNING:
-            typer.echo("sheaf: goes on", err=True)
+            display.say("goes on")
         case RunState.CANCELLING:
-            typer.echo("sheaf: cancelling", err=True)
+            display.say("cancelling")
 
 
 async def _look_for_workers(broker: AsyncBroker, model: str) -> None:
@@ -193,50 +188,6 @@ async def _look_for_workers(broker: AsyncBroker, model: str) -> None:
         typer.echo(f"sheaf: no worker serves {model} now; rows wait until one does", err=True)
     elif all(info.state == "failed" for info in models):
         raise CommandError(f"no worker could load {model}: {models[0].error}")
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
-    """Progress on standard error: a bar on a terminal, else a line now and then."""
-    if not sys.stderr.isatty():
-        yield _Lines().tell
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task("", total=None)
-
-        def tell(progress: Progress) -> None:
-            ratio = progress.ratio
-            bar.update(shown, description=_line(progress), total=None if ratio is None else 1.0, completed=ratio or 0.0)
-
-        yield tell
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._told_at = time.monotonic()
-
-    def tell(self, progress: Progress) -> None:
-        if time.monotonic() - self._told_at >= LINE_EVERY_S:
-            self._told_at = time.monotonic()
-            typer.echo(f"sheaf: {_line(progress)}{_time_left(progress)}", err=True)
-
-
-def _line(progress: Progress) -> str:
-    return f"{progress.rows:,} rows, {progress.failed:,} failed, {progress.rows_per_second:,.0f} rows/s"
-
-
-def _time_left(progress: Progress) -> str:
-    if not progress.ratio:
-        return ""
-    done_here = progress.ratio * (1 - progress.resumed_from / max(progress.rows, 1))
-    worked_s = progress.seconds - progress.paused_s
-    left_s = worked_s * (1 - progress.ratio) / done_here if done_here else 0.0
-    return f", {progress.ratio:.0%} done, about {timedelta(seconds=round(left_s))} left"
 
 
 def _tell_end(task: Task, run_id: str, done: Progress, *, as_json: bool) -> None:
@@ -257,4 +208,4 @@ def _tell_end(task: Task, run_id: str, done: Progress, *, as_json: bool) -> None
         typer.echo(json.dumps(summary), err=task.output.is_standard)
         return
     where = "" if not done.failed else f"; those that failed: {kept or '--errors FILE would keep them'}"
-    typer.echo(f"sheaf: {_line(done)}{where}", err=True)
+    typer.echo(f"sheaf: {line(done)}{where}", err=True)

@@ -56,7 +56,9 @@ def list_runs(
     else:
         from rich.console import Console
 
-        Console(width=None if sys.stdout.isatty() else WIDE).print(_table(runs))
+        width = None if sys.stdout.isatty() else WIDE
+        # Names of files are shown as they are, whatever is in them.
+        Console(width=width, markup=False, emoji=False, highlight=False).print(_table(runs))
 
 
 def show(
@@ -184,8 +186,13 @@ def _age(created_at: float) -> str:
 
 
 def _view(run: BulkRun) -> dict[str, object]:
-    moments = {name: _moment(getattr(run, name)) for name in ("created_at", "updated_at")}
-    return {**asdict(run), **moments, "rows": run.rows, "rows_per_second": round(run.rows_per_second, 1)}
+    return asdict(run) | {
+        "created_at": _moment(run.created_at),
+        "updated_at": _moment(run.updated_at),
+        "rows": run.rows,
+        "rows_per_second": round(run.rows_per_second, 1),
+        "ratio": None if run.ratio is None else round(run.ratio, 4),
+    }
 
 
 def _moment(at: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from broker.bulk_runs import KEEP_S, SILENT_AFTER_S
 from bulk.client import open_broker
 from bulk.locations import Location, exists
-from bulk.run import Task, run
+from bulk.run import Progress, Task, run
 from configs import load_settings
 from tests.bulk.running import Bulk, running
 from tests.conftest import free_port, wait_until
@@ -237,7 +238,7 @@ def test_a_paused_run_outlives_its_broker(service: Bulk, tmp_path: Path, begin: 
 
 
 def test_two_runs_are_told_apart(service: Bulk, tmp_path: Path, begin: Begin) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second = tmp_path / "first", tmp_path / "[second]"
     for folder in (first, second):
         write_slow(folder)
     (paused, paused_id), (running_on, other_id) = begin(first), begin(second)
@@ -311,6 +312,7 @@ async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(
     service: Bulk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, told_to_stop = threading.Event(), threading.Event()
+    told_progress: list[Progress] = []
 
     class Slow(MemoryFileSystem):  # type: ignore[misc]  # fsspec is untyped
         protocol = "slow"
@@ -327,14 +329,14 @@ async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(
     source = Location.parse("in.jsonl")
     task = Task(model="slow", input=source, output=place, errors=None, column="s", result="output")
     async with open_broker(load_settings(service.config).settings) as broker:
-        running = asyncio.create_task(run(task, broker, lambda progress: None))
+        running = asyncio.create_task(run(task, broker, told_progress.append))
         assert await asyncio.to_thread(begun.wait, 30)
         running.cancel()
         told_to_stop.set()
         done = await running
-    assert done.succeeded == 1
+    assert done.succeeded == told_progress[-1].succeeded == 1
     assert exists(place)
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
 def test_files_may_be_called_as_a_command_and_options_may_come_first(service: Bulk, tmp_path: Path) -> None:
