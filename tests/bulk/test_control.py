@@ -124,13 +124,32 @@ def has_begun(service: Bulk, run_id: str) -> None:
         wait_until(rows, description="rows are done")
 
 
+def want(service: Bulk, folder: Path, run_id: str, verb: str) -> subprocess.Popen[bytes]:
+    """Begin a command that steers; returns once the broker knows what is wanted."""
+    command = service.begin(verb, run_id, folder=folder)
+    with redis.Redis.from_url(service.broker.url) as client:
+        name = f"sheaf:bulk-run:{run_id}"
+        wait_until(lambda: client.hget(name, "wanted") == verb.encode(), description="it is wanted of the run")
+        # However long the command took to start, the run was heard of just now.
+        client.expire(name, KEEP_S)
+    return command
+
+
+def steer(service: Bulk, folder: Path, process: subprocess.Popen[bytes], run_id: str, verb: str) -> None:
+    """Have a run do something before it ends: it stands still while the command starts, which may take as long."""
+    process.send_signal(signal.SIGSTOP)
+    command = want(service, folder, run_id, verb)
+    process.send_signal(signal.SIGCONT)
+    assert command.wait(30) == 0, (folder / "bulk.log").read_text()
+
+
 def test_a_paused_run_leaves_the_queue_to_others_and_goes_on_where_it_was(
     service: Bulk, tmp_path: Path, begin: Begin
 ) -> None:
     write_slow(tmp_path)
     process, run_id = begin(tmp_path)
     has_begun(service, run_id)
-    told(service, tmp_path, "pause", run_id)
+    steer(service, tmp_path, process, run_id, "pause")
     paused = show(service, tmp_path, run_id)
     assert (paused["state"], paused["rows_per_second"]) == ("paused", 0.0)
     assert 0 < paused["rows"] < ROWS
@@ -169,7 +188,7 @@ def test_a_cancelled_run_keeps_what_it_has_done_for_resume(service: Bulk, tmp_pa
     write_slow(tmp_path)
     process, run_id = begin(tmp_path, "--window", "256")
     has_begun(service, run_id)
-    told(service, tmp_path, "cancel", run_id)
+    steer(service, tmp_path, process, run_id, "cancel")
     assert process.wait(20) == 4
     assert "cancelled; --resume goes on" in (tmp_path / "bulk.log").read_text()
     assert not (tmp_path / "out.jsonl").exists()
@@ -220,7 +239,7 @@ def test_a_paused_run_outlives_its_broker(service: Bulk, tmp_path: Path, begin: 
     write_slow(tmp_path)
     process, run_id = begin(tmp_path)
     has_begun(service, run_id)
-    told(service, tmp_path, "pause", run_id)
+    steer(service, tmp_path, process, run_id, "pause")
     before = show(service, tmp_path, run_id)
     service.broker.kill()
     away = service.bulk("list", folder=tmp_path)
@@ -242,7 +261,7 @@ def test_two_runs_are_told_apart(service: Bulk, tmp_path: Path, begin: Begin) ->
     for folder in (first, second):
         write_slow(folder)
     (paused, paused_id), (running_on, other_id) = begin(first), begin(second)
-    told(service, tmp_path, "pause", paused_id)
+    steer(service, first, paused, paused_id, "pause")
     assert running_on.wait(60) == 0
     runs = listed(service, tmp_path)
     assert runs[paused_id]["state"] == "paused"
@@ -274,16 +293,16 @@ def test_a_run_that_does_not_answer_is_told_of_and_does_it_later(service: Bulk, 
     write_slow(tmp_path)
     process, run_id = begin(tmp_path)
     process.send_signal(signal.SIGSTOP)
-    silent = service.bulk("pause", run_id, folder=tmp_path)
-    assert silent.returncode == 1
-    assert f"{run_id} has not answered for 10 s" in silent.stderr
+    silent = want(service, tmp_path, run_id, "pause")
+    assert silent.wait(30) == 1
+    assert f"{run_id} has not answered for 10 s" in (tmp_path / "bulk.log").read_text()
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: show(service, tmp_path, run_id)["state"] == "paused", description="it has heard of it")
     told(service, tmp_path, "cancel", run_id)
 
 
 def test_what_cannot_be_steered_is_told_of_each(service: Bulk, tmp_path: Path, begin: Begin) -> None:
-    write_slow(tmp_path)
+    write_slow(tmp_path, seconds=1.0)
     process, run_id = begin(tmp_path)
     [ended, *_] = [name for name, view in listed(service, tmp_path).items() if view["state"] == "succeeded"]
     done = service.bulk("cancel", "bulk_none", ended, run_id, folder=tmp_path)
