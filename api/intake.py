@@ -18,12 +18,13 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from api import kinds, problems, state, tasks
+from api import kinds, problems, state
 from api.auth import Caller
 from api.headers import header
 from api.problems import Problem, rate_headers
 from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
+from schemas import rows
 from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
@@ -36,6 +37,14 @@ INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9}(?:\.\d{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+#: How the OpenAPI document describes it.
+IDEMPOTENCY_KEY_PARAMETER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+    "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
+    "as that job is kept.",
+}
 _REQUESTS = TypeAdapter(JobRequest)
 
 
@@ -98,14 +107,14 @@ async def new_job(
     many = wanted.inputs is not None
     try:
         if wanted.inputs is not None:
-            tasks.check_inputs(model.task, wanted.inputs)
+            rows.check_inputs(model.task, wanted.inputs)
         else:
-            tasks.check_input(model.task, wanted.input)
+            rows.check_input(model.task, wanted.input)
     except ValidationError as error:
         raise problems.of_validation(error, "inputs" if many else "input") from None
     priority = caller.priority(wanted.priority)
     now = time.time()
-    key = _idempotency_key(request)
+    key = idempotency_key(request)
     webhook = await _webhook(request, shared, caller, wanted)
     await _refuse_failed(shared, wanted.model)
     return NewJob(
@@ -121,7 +130,7 @@ async def new_job(
         request_id=request.state.request_id,
         owner=caller.owner,
         idempotency_key=None if key is None else (caller.owner, key),
-        fingerprint=_fingerprint(request, body) if key is not None or chosen_id else "",
+        fingerprint=fingerprint(request, body) if key is not None or chosen_id else "",
         chosen_id=chosen_id is not None,
         quota=caller.quota,
         webhook=webhook,
@@ -290,14 +299,14 @@ async def _refuse_failed(shared: state.ApiState, model: str) -> None:
         )
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
     key = header(request, b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise Problem(kinds.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
     return key
 
 
-def _fingerprint(request: Request, body: bytes) -> str:
+def fingerprint(request: Request, body: bytes) -> str:
     """What a repeated request has to repeat: method, path and body."""
     return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
 

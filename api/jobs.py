@@ -44,13 +44,6 @@ _PREFER = {
     "schema": {"type": "string", "examples": ["wait=10"]},
     "description": "`wait=N` is `?wait=N` as RFC 7240 writes it; `Preference-Applied` tells what was honoured.",
 }
-_IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
-    "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
-    "as that job is kept.",
-}
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     202: {
         "model": Accepted,
@@ -79,7 +72,7 @@ _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 _SUBMIT = {
-    "parameters": [_WAIT, _PREFER, _IDEMPOTENCY_KEY],
+    "parameters": [_WAIT, _PREFER, intake.IDEMPOTENCY_KEY_PARAMETER],
     "requestBody": request_body(JobRequest),
 }
 

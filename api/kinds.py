@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 from broker.errors import (
     BadMessage,
+    BatchEnded,
     BrokerError,
     BrokerUnavailable,
     EmbeddedServerError,
     IdempotencyConflict,
     IdTaken,
     JobEnded,
+    LeaseLost,
     QueueFull,
     TooFast,
+    TooManyBatches,
     TooManyOpen,
     UnsupportedServer,
 )
@@ -62,10 +65,14 @@ UNKNOWN_JOB = Kind(
     "There is no such job",
     "Check the id and the key: results are kept for `api.result_ttl_s`, and jobs of other callers are not told of.",
 )
+UNKNOWN_BATCH = Kind(
+    404, "unknown-batch", "There is no such batch", "Check the id and the key: batches of other callers are not told of."
+)
 METHOD_NOT_ALLOWED = Kind(
     405, "method-not-allowed", "The page does not take this method", "Use one that the header `Allow` names."
 )
 JOB_ENDED = Kind(409, "job-ended", "The job has ended", "Nothing: it cannot be cancelled any more.")
+BATCH_ENDED = Kind(409, "batch-ended", "The batch has ended", "Nothing: it cannot be cancelled any more.")
 ID_TAKEN = Kind(409, "id-taken", "The id is another job's", "Choose a new UUID, or send the very same payload again.")
 REQUEST_TIMEOUT = Kind(
     408,
@@ -101,6 +108,12 @@ TOO_FAST = Kind(
 )
 TOO_MANY_OPEN = Kind(
     429, "too-many-open", "Too many jobs of the key have not ended", "Wait for some of them, or cancel them."
+)
+TOO_MANY_BATCHES = Kind(
+    429,
+    "too-many-batches",
+    "Too many batches of the owner have not ended",
+    "Wait for one of them, cancel one, or raise `batches.max_open`.",
 )
 INTERNAL = Kind(
     500, "internal", "The server failed", "Tell whoever runs it the `request_id`: the log says under it what happened."
@@ -153,6 +166,9 @@ BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
     IdTaken: ID_TAKEN,
     IdempotencyConflict: IDEMPOTENCY_CONFLICT,
     JobEnded: JOB_ENDED,
+    BatchEnded: BATCH_ENDED,
+    TooManyBatches: TOO_MANY_BATCHES,
+    LeaseLost: INTERNAL,
     EmbeddedServerError: INTERNAL,
     BadMessage: INTERNAL,
     BrokerError: INTERNAL,

@@ -2,16 +2,20 @@
 
 from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
+from broker.batches import BatchFault, BatchRecord, BatchStatus
 from broker.errors import (
     BadMessage,
+    BatchEnded,
     BrokerError,
     BrokerUnavailable,
     EmbeddedServerError,
     IdempotencyConflict,
     IdTaken,
     JobEnded,
+    LeaseLost,
     QueueFull,
     TooFast,
+    TooManyBatches,
     TooManyOpen,
     UnsupportedServer,
 )
@@ -52,6 +56,10 @@ __all__ = [
     "AccessKey",
     "AsyncBroker",
     "BadMessage",
+    "BatchEnded",
+    "BatchFault",
+    "BatchRecord",
+    "BatchStatus",
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
@@ -67,6 +75,7 @@ __all__ = [
     "JobStatus",
     "KeyRegistry",
     "Lease",
+    "LeaseLost",
     "Leased",
     "ModelInfo",
     "NewJob",
@@ -85,6 +94,7 @@ __all__ = [
     "StartAnswer",
     "Submitted",
     "TooFast",
+    "TooManyBatches",
     "TooManyOpen",
     "TrafficRow",
     "UnsupportedServer",

@@ -16,6 +16,7 @@ import redis.asyncio
 
 from broker import pidbox
 from broker.access import AccessKeys
+from broker.batches import Batches
 from broker.connect import check_server_info, connect_async
 from broker.deliveries import DeliveryReader
 from broker.draining import DrainRates
@@ -73,6 +74,7 @@ class AsyncBroker:
         self.access = AccessKeys(client, keys)
         self._watching = asyncio.create_task(drain_rates.run()) if queues else None
         self.deliveries = DeliveryReader(client, keys)
+        self.batches = Batches(client, keys)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 

@@ -8,6 +8,9 @@ BrokerError
 ├── TooManyOpen          the caller has as many jobs that have not ended as they may
 ├── TooFast              the caller submits faster than they may
 ├── JobEnded             a job that has ended cannot be cancelled
+├── BatchEnded           neither can a batch
+├── TooManyBatches       the owner has as many batches that have not ended as they may
+├── LeaseLost            somebody else holds now what was to be written of
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
 └── BadMessage           a queued message that no job can be made of
@@ -86,6 +89,27 @@ class JobEnded(BrokerError):
 
 
 _ENDINGS = {"cancelled": "was cancelled"}
+
+
+class BatchEnded(BrokerError):
+    """What was asked of a batch makes sense only before it has ended."""
+
+    def __init__(self, batch_id: str, status: str) -> None:
+        super().__init__(f"batch {batch_id} has ended: it {_ENDINGS.get(status, status)}; nothing was changed")
+
+
+class TooManyBatches(BrokerError):
+    """The batch was not stored: `limit` of its owner's have not ended."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} of your batches have not ended, as many as may be: wait for one, or cancel one")
+
+
+class LeaseLost(BrokerError):
+    """The lease ran out, and whoever holds it now writes of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the lease of {name} was lost")
 
 
 class UnsupportedServer(BrokerError):

@@ -180,6 +180,8 @@ class JobState:
     timings: bytes | None
     #: Of all rows together, as the model counts; None for one that did not run, or not yet.
     input_tokens: int | None = None
+    #: Of each row of a job of many that ran.
+    row_tokens: tuple[int, ...] | None = None
     #: Rows done and rows, of a job of many that runs; None for another.
     progress: tuple[int, int] | None = None
     #: Whose job it is; None where no record says so: a plain Celery client's.

@@ -158,6 +158,18 @@ class Keys:
         """hash: id of an access key -> what is known of it, JSON; never the key itself."""
         return self._own + "keys"
 
+    def batch(self, batch_id: str) -> str:
+        """hash with TTL: `record`, JSON; `fingerprint` of its request; `cancelling_at`, Unix seconds, once that is asked."""
+        return f"{self._own}batch:{batch_id}"
+
+    def batches(self, owner: str) -> str:
+        """sorted set with TTL: id of an owner's batch -> Unix milliseconds of its making; the newest ones only."""
+        return f"{self._own}batches:{owner}"
+
+    def open_batches(self, owner: str) -> str:
+        """set with TTL: ids of an owner's batches that have not ended."""
+        return f"{self._own}open-batches:{owner}"
+
     def delivery(self, delivery_id: str) -> str:
         """hash with TTL: `round`, and `record`, JSON, of one event's way to a webhook; see `broker.deliveries`."""
         return f"{self._own}delivery:{delivery_id}"

@@ -63,6 +63,8 @@ class RunFacts:
     timings: Mapping[str, float | int] | None
     #: Of all rows together, as the model counts; None for a job that did not run.
     input_tokens: int | None = None
+    #: Of each row of a job of many.
+    row_tokens: Sequence[int] | None = None
     #: Ids of the tasks that were called because of this one.
     children: Sequence[str] = ()
 
@@ -103,6 +105,7 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
             "finished_at": facts.finished_at,
             "timings": facts.timings,
             "input_tokens": facts.input_tokens,
+            **({} if facts.row_tokens is None else {"row_tokens": facts.row_tokens}),
         },
     }
 
@@ -200,6 +203,7 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         metadata=orjson.dumps(known.get("metadata", {})),
         timings=None if timings is None else orjson.dumps(timings),
         input_tokens=_whole(facts.get("input_tokens")),
+        row_tokens=_wholes(facts.get("row_tokens")),
         owner=None if record is None else known.get("owner", ""),
         counted_by=known.get("counted_by", ""),
         webhook=Webhook.of_json(known.get("webhook")),
@@ -219,6 +223,10 @@ def _text(value: object) -> str | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _wholes(value: object) -> tuple[int, ...] | None:
+    return tuple(value) if isinstance(value, list) else None
 
 
 def _number(value: object) -> float | None:

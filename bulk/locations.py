@@ -184,6 +184,18 @@ def describe(location: Location) -> dict[str, Any]:
         return dict(fs.info(path))
 
 
+def size_of(location: Location) -> int:
+    """A file's bytes.
+
+    Raises:
+        InputFailed: there is no such file, or the store does not answer.
+    """
+    if location.path is None:
+        return int(describe(location)["size"])
+    with _failing_as(InputFailed, location):
+        return location.path.stat().st_size
+
+
 def exists(location: Location) -> bool:
     """Whether there is a file, or anything else of that name.
 

@@ -12,11 +12,11 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import JsonValue
 
@@ -24,8 +24,9 @@ from broker import AsyncBroker, JobFailure
 from bulk.checkpoint import Checkpoint
 from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
+from bulk.driving import drive, undisturbed
 from bulk.engine import WINDOW, Engine
-from bulk.errors import NoSuchColumn, NotResumable, OutputExists, OutputFailed
+from bulk.errors import NoSuchColumn, NotResumable, OutputExists
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
@@ -34,11 +35,6 @@ from bulk.output import Writer
 from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
 from bulk.writing import finish_output, open_writer
-
-T = TypeVar("T")
-
-#: Seconds between checkpoints: so much work is done again after a kill. Each costs two flushes to disk.
-CHECKPOINT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,23 +244,8 @@ async def run(task: Task, broker: AsyncBroker, tell: Callable[[Progress], None])
         return Progress.of(checkpoint)
     engine = Engine(broker, task.model, owner=f"bulk-{uuid.uuid4().hex[:12]}", window=task.window)
     async with _opened(task, checkpoint) as files:
-        outcomes = engine.outcomes(lambda most: _undisturbed(files.take, most))
-        saved_at = time.monotonic()
-        try:
-            tell(files.progress)
-            async for some in outcomes:
-                await _undisturbed(files.write, some)
-                tell(files.progress)
-                if time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
-                    await _undisturbed(files.save)
-                    saved_at = time.monotonic()
-            await _undisturbed(files.commit)
-        except BaseException:
-            await outcomes.aclose()
-            await engine.abandon()
-            with suppress(OutputFailed):
-                await _undisturbed(files.save)
-            raise
+        await drive(engine, files, lambda: tell(files.progress))
+        await undisturbed(files.commit)
     return files.progress
 
 
@@ -330,13 +311,3 @@ def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
 
 def _named(task: Task) -> Iterator[str]:
     yield from (name for name in (task.column, task.id_column) if name is not None)
-
-
-async def _undisturbed(call: Callable[..., T], *arguments: object) -> T:
-    """Run it on a thread. A cancellation waits until it is done: else it would go on beside what follows."""
-    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
