@@ -21,6 +21,7 @@ from broker.deliveries import DeliveryReader
 from broker.draining import DrainRates
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
+from broker.files import Files
 from broker.jobs import (
     JobState,
     JobStatus,
@@ -73,6 +74,7 @@ class AsyncBroker:
         self.access = AccessKeys(client, keys)
         self._watching = asyncio.create_task(drain_rates.run()) if queues else None
         self.deliveries = DeliveryReader(client, keys)
+        self.files = Files(client, keys)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 
