@@ -18,10 +18,9 @@ from starlette.responses import Response
 from api import intake, kinds, problems, state, views
 from api.body import body_of
 from api.dialects import OpenAIRoute
-from api.files import file_of
 from api.openapi import request_body
 from api.problems import Problem, described, shown, wrong
-from broker import BatchFault, BatchRecord, BatchStatus, Scope
+from broker import BatchFault, BatchRecord, BatchStatus, Scope, is_file_id
 
 #: Batches of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -168,8 +167,8 @@ async def create(request: Request) -> Response:
     caller.priority("low")
     key = intake.idempotency_key(request)
     window_s = _seconds(wanted.completion_window, shared.settings.batches.max_window_s)
-    file = await file_of(shared, caller, wanted.input_file_id)
-    if file is None:
+    file = await shared.broker.files.get(wanted.input_file_id) if is_file_id(wanted.input_file_id) else None
+    if file is None or not caller.may_see(file.owner):
         raise wrong("input_file_id", f"there is no file {shown(wanted.input_file_id)}")
     if file.purpose != "batch":
         raise wrong("input_file_id", f"its purpose is {file.purpose!r}: upload a file with the purpose 'batch'")
@@ -303,4 +302,3 @@ def _errors(faults: tuple[BatchFault, ...]) -> dict[str, object]:
 
 def _whole(moment: float | None) -> int | None:
     return None if moment is None else int(moment)
-

@@ -14,6 +14,7 @@ from broker.errors import (
     BrokerError,
     BrokerUnavailable,
     EmbeddedServerError,
+    FileQuota,
     IdempotencyConflict,
     IdTaken,
     JobEnded,
@@ -22,6 +23,7 @@ from broker.errors import (
     TooFast,
     TooManyBatches,
     TooManyOpen,
+    UnknownFile,
     UnsupportedServer,
 )
 
@@ -57,6 +59,18 @@ PRIORITY_FORBIDDEN = Kind(
     "The key may not submit with this priority",
     "Submit with a priority that `detail` names.",
 )
+CROSS_ORIGIN = Kind(
+    403,
+    "cross-origin",
+    "A page of another origin may not upload",
+    "Upload from a program, or from a page that this server itself has served.",
+)
+FILE_QUOTA = Kind(
+    403,
+    "file-quota",
+    "The owner's files take all the room that they may",
+    "Delete files that you need no more; `used_bytes` and `quota_bytes` tell how much room there is.",
+)
 NOT_FOUND = Kind(404, "not-found", "There is no such page", "See /docs for the paths that there are.")
 UNKNOWN_MODEL = Kind(404, "unknown-model", "There is no such model", "Name one that `GET /v1/models` lists.")
 UNKNOWN_JOB = Kind(
@@ -66,7 +80,16 @@ UNKNOWN_JOB = Kind(
     "Check the id and the key: results are kept for `api.result_ttl_s`, and jobs of other callers are not told of.",
 )
 UNKNOWN_BATCH = Kind(
-    404, "unknown-batch", "There is no such batch", "Check the id and the key: batches of other callers are not told of."
+    404,
+    "unknown-batch",
+    "There is no such batch",
+    "Check the id and the key: batches of other callers are not told of.",
+)
+UNKNOWN_FILE = Kind(
+    404,
+    "unknown-file",
+    "There is no such file",
+    "Check the id and the key: files are kept until they expire or are deleted, and those of others are not told of.",
 )
 METHOD_NOT_ALLOWED = Kind(
     405, "method-not-allowed", "The page does not take this method", "Use one that the header `Allow` names."
@@ -83,8 +106,14 @@ REQUEST_TIMEOUT = Kind(
 PAYLOAD_TOO_LARGE = Kind(
     413, "payload-too-large", "The body is too large", "Send fewer rows at a time, or raise `api.max_payload_bytes`."
 )
+FILE_TOO_LARGE = Kind(413, "file-too-large", "The file is too large", "Split the file, or raise `files.max_bytes`.")
 TARGET_TOO_LONG = Kind(414, "target-too-long", "The request's target is too long", "Send a shorter path and query.")
-MEDIA_TYPE_REFUSED = Kind(415, "unsupported-media-type", "Only JSON is taken", "Send `Content-Type: application/json`.")
+MEDIA_TYPE_REFUSED = Kind(
+    415,
+    "unsupported-media-type",
+    "A body of this type is not taken",
+    "Send `Content-Type: application/json`, or for a file multipart/form-data.",
+)
 MISDIRECTED = Kind(
     421,
     "misdirected",
@@ -139,6 +168,18 @@ NOT_IN_TIME = Kind(
     "The answer was not there in time",
     "Send fewer texts at a time, or submit a job to `/v1/jobs`, which is kept.",
 )
+STORAGE_FULL = Kind(
+    507,
+    "storage-full",
+    "There is no room for the file",
+    "Tell whoever runs it: the storage of files (`files.storage`) is full.",
+)
+STORAGE_UNAVAILABLE = Kind(
+    503,
+    "storage-unavailable",
+    "The storage of files does not serve now",
+    "Try again later; the log says under the `request_id` what is wrong with `files.storage`.",
+)
 NOT_READY = Kind(503, "not-ready", "The service is not ready", "Wait: `detail` says for which models.")
 MODEL_FAILED = Kind(
     503, "model-failed", "The model could not be loaded", "Tell whoever runs it: `detail` says why it did not load."
@@ -164,6 +205,8 @@ BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
     TooFast: TOO_FAST,
     TooManyOpen: TOO_MANY_OPEN,
     IdTaken: ID_TAKEN,
+    FileQuota: FILE_QUOTA,
+    UnknownFile: UNKNOWN_FILE,
     IdempotencyConflict: IDEMPOTENCY_CONFLICT,
     JobEnded: JOB_ENDED,
     BatchEnded: BATCH_ENDED,

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from api.kinds import BROKER_PROBLEMS, INVALID_REQUEST, Kind
 from api.schemas import JobRequest
 from broker import Rate, RateState
-from broker.errors import BrokerError, BrokerUnavailable, QueueFull, TooFast, TooManyOpen
+from broker.errors import BrokerError, BrokerUnavailable, FileQuota, QueueFull, TooFast, TooManyOpen
 
 MEDIA_TYPE = "application/problem+json"
 #: Of a request with many errors so many are told, and of a name that the caller made up so many characters: an answer
@@ -72,7 +72,10 @@ def of_broker(error: BrokerError) -> Problem:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, TooFast | TooManyOpen) and error.rate is not None:
         headers |= rate_headers(error.rate, error.state)
-    return Problem(kind, str(error), headers=headers)
+    extra: dict[str, object] = {}
+    if isinstance(error, FileQuota):
+        extra = {"used_bytes": error.used_bytes, "quota_bytes": error.quota_bytes}
+    return Problem(kind, str(error), extra, headers)
 
 
 def rate_headers(rate: Rate, rate_state: RateState) -> dict[str, str]:

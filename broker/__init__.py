@@ -9,6 +9,7 @@ from broker.errors import (
     BrokerError,
     BrokerUnavailable,
     EmbeddedServerError,
+    FileQuota,
     IdempotencyConflict,
     IdTaken,
     JobEnded,
@@ -17,8 +18,10 @@ from broker.errors import (
     TooFast,
     TooManyBatches,
     TooManyOpen,
+    UnknownFile,
     UnsupportedServer,
 )
+from broker.files import FileRecord, Files, is_file_id
 from broker.jobs import (
     JobEvent,
     JobFailure,
@@ -65,6 +68,9 @@ __all__ = [
     "BrokerUnavailable",
     "Delayed",
     "EmbeddedServerError",
+    "FileQuota",
+    "FileRecord",
+    "Files",
     "FollowUp",
     "IdTaken",
     "IdempotencyConflict",
@@ -97,9 +103,11 @@ __all__ = [
     "TooManyBatches",
     "TooManyOpen",
     "TrafficRow",
+    "UnknownFile",
     "UnsupportedServer",
     "Waiter",
     "Webhook",
     "WorkerInfo",
+    "is_file_id",
     "queue_name",
 ]

@@ -22,6 +22,7 @@ from broker.deliveries import DeliveryReader
 from broker.draining import DrainRates
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
+from broker.files import Files
 from broker.jobs import (
     JobState,
     JobStatus,
@@ -75,6 +76,7 @@ class AsyncBroker:
         self._watching = asyncio.create_task(drain_rates.run()) if queues else None
         self.deliveries = DeliveryReader(client, keys)
         self.batches = Batches(client, keys)
+        self.files = Files(client, keys)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 

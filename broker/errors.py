@@ -11,6 +11,8 @@ BrokerError
 ├── BatchEnded           neither can a batch
 ├── TooManyBatches       the owner has as many batches that have not ended as they may
 ├── LeaseLost            somebody else holds now what was to be written of
+├── FileQuota            the owner's files may not take so much room: the file was not kept
+├── UnknownFile          there is no file of this id among the owner's
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
 └── BadMessage           a queued message that no job can be made of
@@ -110,6 +112,25 @@ class LeaseLost(BrokerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the lease of {name} was lost")
+
+
+class FileQuota(BrokerError):
+    """The file was not kept: with it the owner's files would take more than they may."""
+
+    def __init__(self, used_bytes: int, quota_bytes: int) -> None:
+        super().__init__(
+            f"your other files take {used_bytes} bytes, and all together may take {quota_bytes} (files.quota_bytes): "
+            "delete some that you need no more"
+        )
+        self.used_bytes = used_bytes
+        self.quota_bytes = quota_bytes
+
+
+class UnknownFile(BrokerError):
+    """No file of this id is known, or it is another owner's."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}: its id is wrong, its time is over, or it was deleted")
 
 
 class UnsupportedServer(BrokerError):

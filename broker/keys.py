@@ -159,7 +159,7 @@ class Keys:
         return self._own + "keys"
 
     def batch(self, batch_id: str) -> str:
-        """hash with TTL: `record`, JSON; `fingerprint` of its request; `cancelling_at`, Unix seconds, once that is asked."""
+        """hash with TTL: `record`, JSON; `fingerprint` of its request; `cancelling_at`, Unix seconds, if so."""
         return f"{self._own}batch:{batch_id}"
 
     def batches(self, owner: str) -> str:
@@ -182,6 +182,24 @@ class Keys:
     def webhook_secrets(self, owner: str) -> str:
         """string: the secrets that sign the webhooks of an owner's jobs, JSON."""
         return f"{self._own}webhook-secrets:{owner}"
+
+    def file(self, file_id: str) -> str:
+        """string: what is known of a file, JSON; until it is removed, at its end or before."""
+        return f"{self._own}file:{file_id}"
+
+    def files(self, owner: str) -> str:
+        """sorted set: id of an owner's file -> Unix milliseconds of its making; until the files are removed."""
+        return f"{self._own}files:{owner}"
+
+    @property
+    def expiring_files(self) -> str:
+        """sorted set: id of a file -> its end, Unix milliseconds; until the files are removed."""
+        return self._own + "expiring-files"
+
+    @property
+    def file_bytes(self) -> str:
+        """hash: owner -> bytes of all their files, of those that are still coming too; no zeros."""
+        return self._own + "file-bytes"
 
     @property
     def workers(self) -> str:

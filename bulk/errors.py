@@ -18,6 +18,7 @@ One row that cannot be read is no error here: it is a `BadRow` among the rows. `
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 
@@ -37,6 +38,11 @@ class InputFailed(BulkError):
         self.place = place
         self.reason = reason
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing at the place."""
+        return isinstance(self.__cause__, FileNotFoundError)
+
 
 class NoSuchColumn(BulkError):
     """The input's header, or its schema, lacks a column that the caller names."""
@@ -52,6 +58,11 @@ class OutputFailed(BulkError):
         super().__init__(f"cannot write {place}: {reason}")
         self.place = place
         self.reason = reason
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for it: the disk, or what may be used of it, is full."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class OutputExists(OutputFailed):

@@ -114,9 +114,9 @@ class _Guarded(io.RawIOBase):
         try:
             data = self._stream.read(min(len(view), self._at_once))
         except DAMAGED as error:
-            raise InputFailed(self._location.url, _cause(error)) from error
+            raise InputFailed(self._location.url, cause(error)) from error
         except Exception as error:  # what clients of remote stores raise has no common base
-            raise InputFailed(self._location.url, _cause(error)) from error
+            raise InputFailed(self._location.url, cause(error)) from error
         view[: len(data)] = data
         return len(data)
 
@@ -150,7 +150,7 @@ def open_text(location: Location) -> Opened:
     try:
         stream = unpacked(location.compression, raw)
     except DAMAGED as error:
-        raise InputFailed(location.url, _cause(error)) from error
+        raise InputFailed(location.url, cause(error)) from error
     return Opened(io.BufferedReader(_Guarded(location, stream, raw), _READ_BYTES), raw, size)
 
 
@@ -226,7 +226,7 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
     except OutputFailed:
         raise
     except Exception as error:  # what clients of remote stores raise has no common base
-        raise OutputFailed(location.url, _cause(error, location)) from error
+        raise OutputFailed(location.url, cause(error, location)) from error
 
 
 @contextmanager
@@ -235,10 +235,10 @@ def _failing_as(kind: type[InputFailed | OutputFailed], location: Location) -> G
     try:
         yield
     except Exception as error:
-        raise kind(location.url, _cause(error, location)) from error
+        raise kind(location.url, cause(error, location)) from error
 
 
-def _cause(error: Exception, location: Location | None = None) -> str:
+def cause(error: Exception, location: Location | None = None) -> str:
     """An exception in words for whoever named the file."""
     if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError):
         return error.strerror

@@ -28,6 +28,10 @@ PERMANENT_KEYS = (
     "sheaf:served:",
     "sheaf:keys",
     "sheaf:webhook-secrets:",
+    "sheaf:file:",
+    "sheaf:files:",
+    "sheaf:expiring-files",
+    "sheaf:file-bytes",
 )
 
 

@@ -275,13 +275,13 @@ _LOST = BatchFault("worker_lost", f"the worker that ran this batch was lost {MAX
 
 def _facts(lease: Lease, batch: BatchRecord | None, message: Message | None) -> RunFacts:
     return RunFacts(
-        model=(batch and batch.model) or "",
+        model=batch.model or "" if batch else "",
         version=None,
         priority=int(Priority.LOW),
         attempt=lease.attempt,
         many=False,
-        enqueued_at=message and message.enqueued_at,
-        started_at=batch and batch.in_progress_at,
+        enqueued_at=message.enqueued_at if message else None,
+        started_at=batch.in_progress_at if batch else None,
         finished_at=time.time(),
         timings=None,
     )

@@ -1,4 +1,4 @@
-"""What a line's body asks for, by endpoint: the rows that the model gets, and the answer that is made of their outcomes.
+"""What a line's body asks for, by endpoint: the rows that the model gets, and the answer that their outcomes make.
 
 An answer is what the endpoint would have given over HTTP. Pure.
 """

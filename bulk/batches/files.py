@@ -148,14 +148,6 @@ class BatchFiles:
             if position:
                 finish_output(place, Format.JSONL, position=position, folder=self._places.folder)
 
-    @property
-    def has_answers(self) -> bool:
-        return self.completed > 0
-
-    @property
-    def has_errors(self) -> bool:
-        return self.failed > 0
-
     def close(self) -> None:
         self._rows.close()
         for writer in (self._answers, self._errors):

@@ -1,8 +1,7 @@
 """One batch, from wherever an earlier holder of it stopped to its end.
 
-What is waited for: the broker, for as long as it is away; the storage, until the batch's time is over. What is run again
-after a kill is what came after the last checkpoint; where that is lost with its machine, all of it. In either case each
-line has one answer.
+The broker is waited for as long as it is away, the storage until the batch's time is over. After a kill, what came
+after the last checkpoint is run again; where that is lost with its machine, all of it. Each line has one answer.
 """
 
 from __future__ import annotations
@@ -215,11 +214,9 @@ class _Run:
         finally:
             await asyncio.to_thread(files.close)
         answers, errors = self._output_ids
-        kept = {
-            "output_file_id": await self._keep(answers, self._places.answers, "output") if files.has_answers else None,
-            "error_file_id": await self._keep(errors, self._places.errors, "errors") if files.has_errors else None,
-        }
-        self._batch = replace(self._batch, **kept)
+        output_file_id = await self._keep(answers, self._places.answers, "output") if files.completed else None
+        error_file_id = await self._keep(errors, self._places.errors, "errors") if files.failed else None
+        self._batch = replace(self._batch, output_file_id=output_file_id, error_file_id=error_file_id)
         cut = _CANCELLED if self._batch.cancelling_at is not None else _EXPIRED
         await self._end(cut.end if files.cut else BatchStatus.COMPLETED)
 

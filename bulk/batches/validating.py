@@ -1,6 +1,6 @@
-"""Looks at all lines of a batch before the first is run: each is a request to the batch's endpoint and to one model.
+"""Looks at all lines of a batch before the first is run: each is a request to its endpoint and to one model.
 
-What lies in a body is looked at when its line is run: there a fault is that line's answer, here it is the whole batch's.
+What lies in a body is looked at when its line is run: a fault there is that line's answer, one here the whole batch's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def validate(
                 named = _model(row)
                 found = _model_fault(row.line, named, model, models)
                 if found is None:
-                    model = named
+                    model = str(named)
             if found is not None:
                 faults.append(found)
                 if len(faults) == MAX_FAULTS:
