@@ -20,7 +20,7 @@ from api.body import body_of
 from api.dialects import OpenAIRoute
 from api.openapi import request_body
 from api.problems import Problem, described, shown, wrong
-from broker import BatchFault, BatchRecord, BatchStatus, Scope, is_file_id
+from broker import BatchEvent, BatchFault, BatchRecord, BatchStatus, Scope, is_file_id
 
 #: Batches of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -44,6 +44,17 @@ class ExpiresAfter(BaseModel):
     seconds: int = Field(strict=True, ge=3600, le=2_592_000)
 
 
+class BatchWebhook(BaseModel):
+    """Whom to tell of the batch's end."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"url": "https://example.org/hooks"}]})
+
+    url: str = Field(description="https, on a public address; called with POST, signed by Standard Webhooks 1.0.")
+    events: list[BatchEvent] = Field(
+        default_factory=lambda: list(BatchEvent), min_length=1, description="The ends to tell of; all without it."
+    )
+
+
 class BatchRequest(BaseModel):
     """A file of requests to one endpoint."""
 
@@ -64,6 +75,9 @@ class BatchRequest(BaseModel):
     )
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_PAIRS, description="Told back with the batch.")
     output_expires_after: ExpiresAfter | None = None
+    webhook: BatchWebhook | None = Field(
+        default=None, description="Called when it has ended; without it the key's own, and nobody with null."
+    )
 
     @field_validator("metadata")
     @classmethod
@@ -172,6 +186,10 @@ async def create(request: Request) -> Response:
         raise wrong("input_file_id", f"there is no file {shown(wanted.input_file_id)}")
     if file.purpose != "batch":
         raise wrong("input_file_id", f"its purpose is {file.purpose!r}: upload a file with the purpose 'batch'")
+    webhook = caller.webhook
+    if "webhook" in wanted.model_fields_set:
+        own = wanted.webhook
+        webhook = None if own is None else await intake.webhook(request, shared, caller, own.url, own.events)
     now = time.time()
     batch = BatchRecord(
         id=f"batch_{(uuid.uuid4() if key is None else uuid.uuid5(_NAMESPACE, f'{caller.owner}/{key}')).hex}",
@@ -183,6 +201,7 @@ async def create(request: Request) -> Response:
         expires_at=now + window_s,
         metadata=wanted.metadata or {},
         request_id=request.state.request_id,
+        webhook=webhook,
         output_ttl_s=None if wanted.output_expires_after is None else wanted.output_expires_after.seconds,
     )
     made = await shared.broker.batches.submit(

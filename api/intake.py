@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,6 +24,7 @@ from api.headers import header
 from api.problems import Problem, rate_headers
 from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
+from broker.jobs import Event
 from schemas import rows
 from webhooks import Refused
 
@@ -115,7 +116,7 @@ async def new_job(
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = idempotency_key(request)
-    webhook = await _webhook(request, shared, caller, wanted)
+    told = await _told(request, shared, caller, wanted)
     await _refuse_failed(shared, wanted.model)
     return NewJob(
         id=chosen_id or str(uuid.uuid4()),
@@ -133,22 +134,28 @@ async def new_job(
         fingerprint=fingerprint(request, body) if key is not None or chosen_id else "",
         chosen_id=chosen_id is not None,
         quota=caller.quota,
-        webhook=webhook,
+        webhook=told,
     )
 
 
-async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wanted: JobRequest) -> Webhook | None:
+async def _told(request: Request, shared: state.ApiState, caller: Caller, wanted: JobRequest) -> Webhook | None:
     if "webhook" not in wanted.model_fields_set:
         # Looked at when the key was made: what its name leads to by now is the courier's to see.
         return caller.webhook and replace(caller.webhook, request_id=request.state.request_id)
     if wanted.webhook is None:
         return None
-    own = wanted.webhook
+    return await webhook(request, shared, caller, wanted.webhook.url, wanted.webhook.events)
+
+
+async def webhook(
+    request: Request, shared: state.ApiState, caller: Caller, url: str, events: Sequence[Event]
+) -> Webhook:
+    """The webhook that a request names. Raises `Problem` for an address that is refused."""
     try:
-        await shared.targets.check(own.url)
+        await shared.targets.check(url)
     except Refused as error:
         raise problems.wrong("webhook.url", str(error)) from None
-    return Webhook(own.url, tuple(dict.fromkeys(own.events)), caller.owner, request.state.request_id)
+    return Webhook(url, tuple(dict.fromkeys(events)), caller.owner, request.state.request_id)
 
 
 async def submit(

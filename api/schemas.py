@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from broker import JobEvent, JobStatus, Priority
+from broker import BatchEvent, JobEvent, JobStatus, Priority
 from broker.deliveries import DeliveryState
 
 PriorityName = Literal["high", "normal", "low"]
@@ -187,7 +187,7 @@ class DeliveryView(BaseModel):
 
     id: str
     object: Literal["delivery"]
-    event: JobEvent
+    event: JobEvent | BatchEvent
     url: str
     state: DeliveryState
     created_at: datetime

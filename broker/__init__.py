@@ -2,7 +2,7 @@
 
 from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
-from broker.batches import BatchFault, BatchRecord, BatchStatus
+from broker.batches import BatchFault, BatchRecord, BatchStatus, told_of_end
 from broker.errors import (
     BadMessage,
     BatchEnded,
@@ -23,6 +23,8 @@ from broker.errors import (
 )
 from broker.files import FileRecord, Files, is_file_id
 from broker.jobs import (
+    EVENTS,
+    BatchEvent,
     JobEvent,
     JobFailure,
     JobState,
@@ -56,10 +58,12 @@ from broker.traffic import TrafficRow
 from broker.waiting import Waiter
 
 __all__ = [
+    "EVENTS",
     "AccessKey",
     "AsyncBroker",
     "BadMessage",
     "BatchEnded",
+    "BatchEvent",
     "BatchFault",
     "BatchRecord",
     "BatchStatus",
@@ -110,4 +114,5 @@ __all__ = [
     "WorkerInfo",
     "is_file_id",
     "queue_name",
+    "told_of_end",
 ]

@@ -16,10 +16,11 @@ import redis.asyncio
 
 from broker.errors import BatchEnded, IdempotencyConflict, LeaseLost, TooManyBatches
 from broker.faults import translated_async, tried_twice
-from broker.jobs import Webhook
+from broker.jobs import BatchEvent, Webhook
 from broker.keys import Keys
 from broker.lua import script_text
 from broker.message import BATCHES, encode_batch
+from broker.webhooks import Notification
 
 #: How long a batch is known after it was last written, seconds.
 RECORD_TTL_S = 30 * 86_400
@@ -214,3 +215,12 @@ class Batches:
         if answer == b"lost":
             raise LeaseLost(batch.id)
         return None if answer is None else float(answer)
+
+
+def told_of_end(batch: BatchRecord) -> Notification | None:
+    """What is to be told of a batch that has ended; None where nobody asked for it."""
+    event, webhook = BatchEvent(f"batch.{batch.status}"), batch.webhook
+    if webhook is None or event not in webhook.events:
+        return None
+    at = getattr(batch, f"{batch.status}_at")
+    return Notification(event, batch.id, batch.model or "", webhook.url, webhook.owner, batch.request_id, at)

@@ -18,7 +18,7 @@ import redis.asyncio
 
 from broker.connect import connect
 from broker.faults import translated, translated_async, tried_twice
-from broker.jobs import JobEvent, JobState
+from broker.jobs import EVENTS, JobEvent, JobState
 from broker.keys import Keys
 from broker.lua import script_text
 from broker.message import WEBHOOKS
@@ -77,7 +77,7 @@ class Delivery:
         fields: dict[str, Any] = orjson.loads(raw)
         told = fields["notification"]
         known = {
-            "notification": Notification(**(told | {"event": JobEvent(told["event"])})),
+            "notification": Notification(**(told | {"event": EVENTS[told["event"]]})),
             "state": DeliveryState(fields["state"]),
             "attempts": tuple(Attempt(**attempt) for attempt in fields["attempts"]),
         }

@@ -29,13 +29,15 @@ from broker import (
     BatchStatus,
     Broker,
     BrokerUnavailable,
+    FollowUp,
     Lease,
     LeaseLost,
     Priority,
     Settlement,
+    told_of_end,
 )
 from broker.keys import PRIORITY_STEPS
-from broker.message import BATCHES, Message, decode
+from broker.message import BATCHES, WEBHOOKS, Message, decode
 from broker.results import Failure, RunFacts, encode_failure, encode_success
 from broker.sync import MAX_MOVED
 from bulk.batches import BatchRunner
@@ -68,6 +70,7 @@ class BatchWorker:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._settings = settings
+        self._webhooks = broker.keys.queue(WEBHOOKS).waiting[0]
         #: Of each lease that is in hand: the task that runs its batch.
         self._held: dict[bytes, asyncio.Task[None]] = {}
         #: Leases that have had all their attempts, to be ended.
@@ -166,9 +169,9 @@ class BatchWorker:
                 batch = await runner.run(batch, partial(broker.batches.report, self._broker.session, lease.tag))
             await self._settle(lease, batch, message)
         except LeaseLost:
-            log.warning("The lease of a batch was lost; whoever has it goes on.", extra={"batch": batch.id})
+            log.warning("The lease of a batch was lost; whoever has it goes on.", extra={"batch_id": batch.id})
         except Exception:
-            log.exception("A batch failed by a fault of ours; it is put off.", extra={"batch": batch.id})
+            log.exception("A batch failed by a fault of ours; it is put off.", extra={"batch_id": batch.id})
             if time.time() > batch.expires_at:
                 await self._fail(broker, lease, batch, message, _FAULT)
             else:
@@ -179,7 +182,7 @@ class BatchWorker:
         """End a batch whose workers were lost each time."""
         message, batch = await self._known(broker, lease)
         if batch is not None and message is not None:
-            log.error("A batch has had all its attempts.", extra={"batch": batch.id, "attempt": lease.attempt})
+            log.error("A batch has had all its attempts.", extra={"batch_id": batch.id, "attempt": lease.attempt})
             await self._fail(broker, lease, batch, message, _LOST)
 
     async def _known(self, broker: AsyncBroker, lease: Lease) -> tuple[Message, BatchRecord] | tuple[None, None]:
@@ -223,7 +226,11 @@ class BatchWorker:
             result = encode_failure(batch.id, Failure("BatchFailed", batch.errors[0].message), facts)
         else:
             result = encode_success(batch.id, outcome, facts)
-        settlement = Settlement(lease.tag, batch.id, result, recorded=False)
+        told = told_of_end(batch)
+        follow_ups = () if told is None else (FollowUp(self._webhooks, told.encode()),)
+        settlement = Settlement(
+            lease.tag, batch.id, result, recorded=False, follow_ups=follow_ups, if_revoked=follow_ups
+        )
         await patiently(lambda: self._ask(lambda: self._broker.settle(BATCHES, [settlement])))
 
     async def _sleep(self, seconds: float) -> None:

@@ -269,7 +269,7 @@ class _Run:
         log.info("A batch has ended.", extra=self._fields(status=status.value, **counts))
 
     def _fields(self, **more: object) -> dict[str, object]:
-        return {"batch": self._batch.id, "request_id": self._batch.request_id, **more}
+        return {"batch_id": self._batch.id, "request_id": self._batch.request_id, **more}
 
 
 def _make(folder: Path) -> None:

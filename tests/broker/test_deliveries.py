@@ -13,6 +13,7 @@ import redis
 
 from broker import AsyncBroker, Broker, FollowUp, JobEvent, JobStatus, NewJob, SettleAnswer, Settlement, Webhook
 from broker.deliveries import Attempt, Deliveries, Delivery, DeliveryState, Note, NoteAnswer
+from broker.jobs import Event
 from broker.message import WEBHOOKS, decode
 from broker.webhooks import Notification
 from tests.broker.conftest import QUEUE, MakeBroker, new_job, take
@@ -44,7 +45,7 @@ def _numbered() -> Callable[[], str]:
     return make
 
 
-def told(client: redis.Redis) -> list[JobEvent]:
+def told(client: redis.Redis) -> list[Event]:
     return [Notification.decode(raw).event for raw in cast("list[bytes]", client.lrange(WEBHOOKS, 0, -1))]
 
 
