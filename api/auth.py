@@ -53,7 +53,11 @@ class Caller:
 
     def may_read(self, job: JobState) -> bool:
         """Whether this is a job of theirs; to everybody else it does not exist."""
-        return self.key is None or self.key.allows(Scope.ADMIN) or job.owner == self.owner
+        return self.may_see(job.owner)
+
+    def may_see(self, owner: str | None) -> bool:
+        """Whether what belongs to this owner exists for them."""
+        return self.key is None or self.key.allows(Scope.ADMIN) or owner == self.owner
 
     def priority(self, wanted: PriorityName | None) -> PriorityName:
         """The priority of a job that asks for this one, or for none. Raises `Problem`."""

@@ -1,10 +1,9 @@
-"""The io worker: carries on what follows results, on no device: callbacks by a drain, webhooks by the courier."""
+"""The io worker: what is done on no device. Callbacks by a drain, webhooks by the courier, the ends of files."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from celery import Celery
 from prometheus_client import CollectorRegistry
@@ -21,6 +20,7 @@ from workers.app import make_app
 from workers.callbacks import CallbackCaller
 from workers.courier import NO_LIMIT, Courier
 from workers.executor import Executor
+from workers.files import FileSweeper
 from workers.jobs import Served
 from workers.lane import LaneKind
 from workers.outbox import Outbox
@@ -30,7 +30,7 @@ _TOGETHER = 32
 
 
 def main(settings: Settings) -> int:
-    """Serve callbacks and webhooks until told to stop."""
+    """Serve callbacks and webhooks, and remove files whose time is over, until told to stop."""
     process.prepare(settings, "io")
     # Not the models' task: an errback that is known here would be called in this process instead of being sent.
     app = make_app(settings, tasks=[CALLBACKS])
@@ -46,7 +46,7 @@ def main(settings: Settings) -> int:
         name="sheaf-io",
         device="none",
         metrics_port=settings.io.metrics_port,
-        beside=partial(make_courier, settings),
+        beside=lambda registry: (make_courier(settings, registry), FileSweeper(settings)),
     )
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
@@ -61,7 +61,7 @@ def run(
     name: str,
     device: str,
     metrics_port: int,
-    beside: Callable[[CollectorRegistry], Part] | None = None,
+    beside: Callable[[CollectorRegistry], Sequence[Part]] = lambda _: (),
 ) -> int:
     """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host.
 
@@ -88,7 +88,7 @@ def run(
         on_ended=count_ended,
     )
     control.register(drain, broker, nodename, os.getpid())
-    parts = (drain,) if beside is None else (drain, beside(registry))
+    parts = (drain, *beside(registry))
     app.steps["worker"].add(drain_step(parts, settings.workers.shutdown_grace_s))
     app.steps["consumer"].add(events_step(wanted))
     # Celery warns of root because of pickle, which is refused here.
