@@ -151,7 +151,7 @@ class _Upload:
 
     async def _reserve(self, size: int) -> None:
         reserved = replace(self._record, bytes=size, expires_at=time.time() + RESERVED_S)
-        await self._shared.broker.files.reserve(reserved, self._settings.quota_bytes)
+        await self._shared.broker.files.reserve(reserved, self._settings.quota_bytes, self._settings.quota_files)
 
     async def _take_back(self) -> None:
         """Leave nothing behind; what cannot be removed now expires with the reservation."""

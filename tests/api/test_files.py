@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import httpx
 import openai
 import psutil
@@ -47,7 +48,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """With bounds that tests meet."""
-    bounds = {"max_bytes": MAX_BYTES, "quota_bytes": QUOTA_BYTES}
+    bounds = {"max_bytes": MAX_BYTES, "quota_bytes": QUOTA_BYTES, "quota_files": 4}
     with front(tmp_path_factory.mktemp("small"), files=bounds, api={"body_timeout_s": 1}) as made:
         made.key("somebody")
         yield made
@@ -274,6 +275,13 @@ def test_a_quota_says_how_much_of_it_is_used(owner: httpx.Client, small: Front) 
     assert {path.name for path in stored(small)} == {first, second}
 
 
+def test_an_owner_may_have_so_many_files(owner: httpx.Client) -> None:
+    assert [upload(owner).status_code for _ in range(4)] == [200] * 4
+    answer = upload(owner)
+    assert (answer.status_code, kind_of(answer)) == (403, "file-quota")
+    assert "files.quota_files" in answer.json()["detail"]
+
+
 def test_two_uploads_at_once_do_not_pass_the_quota_together(owner: httpx.Client) -> None:
     together = threading.Barrier(4)
     body = form(part("purpose", b"batch"), part("file", b"x" * 150_000, "rows.jsonl"))
@@ -487,6 +495,31 @@ def test_a_file_whose_content_was_lost_is_told_so(owner: httpx.Client, small: Fr
     (small.folder / "api" / "var" / "files" / made).unlink()
     assert kind_of(owner.get(f"/v1/files/{made}/content")) == "unknown-file"
     assert owner.delete(f"/v1/files/{made}").status_code == 200
+
+
+def test_a_file_goes_through_a_bucket_and_is_removed_from_there(s3: str, tmp_path: Path) -> None:
+    content = os.urandom(40 << 20)
+    bucket = fsspec.filesystem("s3")
+
+    def kept() -> list[str]:
+        bucket.invalidate_cache()
+        return [path.rpartition("/")[2] for path in bucket.find("rows")]
+
+    files = {"storage": f"{s3}/prefix", "ttl_s": 1}
+    with front(tmp_path, files=files, io={"metrics_port": free_port()}) as made, made.client() as plain:
+        hour = [part("expires_after[anchor]", b"created_at"), part("expires_after[seconds]", b"3600")]
+        body = form(PURPOSE, *hour, part("file", content, "a.jsonl"))
+        large = plain.post("/v1/files", content=body, headers={"content-type": FORM}).json()["id"]
+        assert plain.get(f"/v1/files/{large}/content").content == content
+        broken = plain.post("/v1/files", content=body[:-20], headers={"content-type": FORM})
+        assert kind_of(broken) == "bad-request"
+        brief = upload(plain).json()["id"]
+        assert sorted(kept()) == sorted([large, brief])
+        wait_until(lambda: plain.get(f"/v1/files/{brief}").status_code == 404, description="its time is over")
+        with Service("io", config=made.config, folder=tmp_path / "io") as io:
+            wait_until(lambda: kept() == [large], description=f"it is removed: {io.log_path}")
+        assert plain.delete(f"/v1/files/{large}").status_code == 200
+        assert kept() == []
 
 
 # Ends.
