@@ -56,7 +56,7 @@ class Caller:
         return self.may_see(job.owner)
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether what belongs to this owner is theirs, or they see everybody's."""
+        """Whether what belongs to this owner exists for them."""
         return self.key is None or self.key.allows(Scope.ADMIN) or owner == self.owner
 
     def priority(self, wanted: PriorityName | None) -> PriorityName:

@@ -73,6 +73,7 @@ class _Now:
         "headers_bytes",
         "heard_at",
         "in_body",
+        "max_body_bytes",
         "owed_since",
         "refused",
         "running",
@@ -92,6 +93,7 @@ class _Now:
         self.owed_since: float | None = None
         self.heard_at: float | None = None
         self.in_body = False
+        self.max_body_bytes = bounds.max_body_bytes
         #: Of the message that is under way: bytes that came, and those of them that were content.
         self.came = 0
         self.content = 0
@@ -148,6 +150,11 @@ class Connection(HttpToolsProtocol):
         if callback is not None and self._now.running is not None and self._now.running.disconnected:
             callback()
 
+    def allow_body(self, max_bytes: int) -> None:
+        """Let the body of the request that is being answered have so many bytes; without that it has the bounds'."""
+        if self._now.running is self.cycle and self._now.in_body:
+            self._now.max_body_bytes = max_bytes
+
     def data_received(self, data: bytes) -> None:
         if self._now.close_at is not None:
             return
@@ -163,8 +170,8 @@ class Connection(HttpToolsProtocol):
         """What is wrong with the size of a message that is under way."""
         if not self._now.in_body:
             return _head_too_large() if self._now.came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
-        if self._now.content > self._now.bounds.max_body_bytes + DISCARD_BYTES:
-            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._now.bounds.max_body_bytes} bytes")
+        if self._now.content > self._now.max_body_bytes + DISCARD_BYTES:
+            return Problem(kinds.PAYLOAD_TOO_LARGE, f"this request may have {self._now.max_body_bytes} bytes")
         if self._now.came - self._now.content > MAX_HEAD_BYTES + self._now.content:
             return Problem(kinds.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
         return None
@@ -173,7 +180,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["when_gone"] = self.when_gone
+        self.scope["state"] |= {"when_gone": self.when_gone, "allow_body": self.allow_body}
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
         self._turn(self._now.heard_at, in_body=False)
@@ -234,6 +241,7 @@ class Connection(HttpToolsProtocol):
         """The next part of a message begins, or the message has ended."""
         self._now.owed_since = owed_since
         self._now.in_body = in_body
+        self._now.max_body_bytes = self._now.bounds.max_body_bytes
         self._now.came = self._now.content = self._now.headers_bytes = 0
 
     def _stop(self, kind: Kind, detail: str) -> NoReturn:

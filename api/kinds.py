@@ -22,6 +22,7 @@ from broker.errors import (
     QueueFull,
     TooFast,
     TooManyBatches,
+    TooManyFiles,
     TooManyOpen,
     UnknownFile,
     UnsupportedServer,
@@ -69,7 +70,7 @@ FILE_QUOTA = Kind(
     403,
     "file-quota",
     "The owner's files take all the room that they may",
-    "Delete files that you need no more; `used_bytes` and `quota_bytes` tell how much room there is.",
+    "Delete files that you need no more; `detail` says how much room there is.",
 )
 NOT_FOUND = Kind(404, "not-found", "There is no such page", "See /docs for the paths that there are.")
 UNKNOWN_MODEL = Kind(404, "unknown-model", "There is no such model", "Name one that `GET /v1/models` lists.")
@@ -206,6 +207,7 @@ BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
     TooManyOpen: TOO_MANY_OPEN,
     IdTaken: ID_TAKEN,
     FileQuota: FILE_QUOTA,
+    TooManyFiles: FILE_QUOTA,
     UnknownFile: UNKNOWN_FILE,
     IdempotencyConflict: IDEMPOTENCY_CONFLICT,
     JobEnded: JOB_ENDED,

@@ -12,6 +12,7 @@ BrokerError
 ├── TooManyBatches       the owner has as many batches that have not ended as they may
 ├── LeaseLost            somebody else holds now what was to be written of
 ├── FileQuota            the owner's files may not take so much room: the file was not kept
+├── TooManyFiles         the owner has as many files as they may: the file was not kept
 ├── UnknownFile          there is no file of this id among the owner's
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
@@ -124,6 +125,15 @@ class FileQuota(BrokerError):
         )
         self.used_bytes = used_bytes
         self.quota_bytes = quota_bytes
+
+
+class TooManyFiles(BrokerError):
+    """The file was not kept: the owner has as many as they may."""
+
+    def __init__(self, quota_files: int) -> None:
+        super().__init__(
+            f"you have the {quota_files} files that you may have (files.quota_files): delete some that you need no more"
+        )
 
 
 class UnknownFile(BrokerError):

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import redis.asyncio
 
-from broker.errors import FileQuota, UnknownFile
+from broker.errors import FileQuota, TooManyFiles, UnknownFile
 from broker.faults import translated_async, tried_twice
 from broker.keys import Keys
 from broker.lua import script_text
@@ -23,6 +23,9 @@ from broker.lua import script_text
 #: Records that one command reads.
 AT_A_TIME = 500
 
+#: What the script answers, beside a number of bytes.
+_KEPT = -1
+_TOO_MANY = -2
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -59,20 +62,20 @@ class Files:
         self._add = client.register_script(script_text("file_add"))
         self._remove = client.register_script(script_text("file_remove"))
 
-    async def reserve(self, record: FileRecord, quota_bytes: int | None = None) -> None:
+    async def reserve(self, record: FileRecord, quota_bytes: int | None = None, quota_files: int | None = None) -> None:
         """Count a file whose content is still coming, again whenever it has grown; nobody finds it before `add`.
 
-        It ends at `expires_at` like any other, unless it is added or removed before. Raises `FileQuota`; what was
-        reserved before stays.
+        It ends at `expires_at` like any other, unless it is added or removed before. Raises `FileQuota`, and then what
+        was reserved before stays; or `TooManyFiles`, when the owner has `quota_files` or more already.
         """
-        await self._keep(record, quota_bytes, stored=False)
+        await self._keep(record, quota_bytes, quota_files, stored=False)
 
     async def add(self, record: FileRecord, quota_bytes: int | None = None) -> None:
         """Make a file known whose content is stored. The same id again replaces what was known, and counts once.
 
         `quota_bytes` is how much the owner's files may take together; None or 0 for no limit. Raises `FileQuota`.
         """
-        await self._keep(record, quota_bytes, stored=True)
+        await self._keep(record, quota_bytes, None, stored=True)
 
     async def get(self, file_id: str) -> FileRecord | None:
         """A file; None for an unknown id, and for a file whose time is over."""
@@ -124,15 +127,19 @@ class Files:
         found = await self._records([self._keys.file(file_id.decode()) for file_id in ids])
         return [_decoded(raw)[0] for raw in found if raw is not None]
 
-    async def _keep(self, record: FileRecord, quota_bytes: int | None, *, stored: bool) -> None:
+    async def _keep(
+        self, record: FileRecord, quota_bytes: int | None, quota_files: int | None, *, stored: bool
+    ) -> None:
         keys = self._keys
         names = [keys.file(record.id), keys.files(record.owner), keys.expiring_files, keys.file_bytes]
         args: list[bytes | str | int] = [record.id, _encoded(record, stored=stored), record.owner, record.bytes]
         args += [int(record.created_at * 1000), "" if record.expires_at is None else int(record.expires_at * 1000)]
-        args += [quota_bytes or 0, int(stored)]
-        others: int = await self._read(lambda: self._add(keys=names, args=args))
-        if others >= 0:
-            raise FileQuota(others, quota_bytes or 0)
+        args += [quota_bytes or 0, int(stored), quota_files or 0]
+        answer: int = await self._read(lambda: self._add(keys=names, args=args))
+        if answer == _TOO_MANY:
+            raise TooManyFiles(quota_files or 0)
+        if answer != _KEPT:
+            raise FileQuota(answer, quota_bytes or 0)
 
     async def _ids(self, key: str, first: int, newest_first: bool) -> list[bytes]:
         pages = self._client.zrevrange if newest_first else self._client.zrange

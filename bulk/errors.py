@@ -21,6 +21,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class BulkError(Exception):
     """Base of everything this room raises on purpose."""
@@ -62,7 +64,7 @@ class OutputFailed(BulkError):
     @property
     def is_full(self) -> bool:
         """Whether there is no room for it: the disk, or what may be used of it, is full."""
-        return isinstance(self.__cause__, OSError) and self.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _FULL
 
 
 class OutputExists(OutputFailed):

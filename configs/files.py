@@ -18,6 +18,8 @@ class FileSettings(BaseModel):
     max_bytes: Annotated[int, Field(ge=1)] = 536_870_912
     #: Of an owner's files together; 0 for no limit.
     quota_bytes: Annotated[int, Field(ge=0)] = 10_737_418_240
+    #: How many files an owner may have; 0 for no limit.
+    quota_files: Annotated[int, Field(ge=0)] = 100_000
     #: How long a file is kept unless its upload says otherwise.
     ttl_s: Annotated[int, Field(ge=1)] = 2_592_000
 

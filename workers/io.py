@@ -1,10 +1,9 @@
-"""The io worker, which has no device: callbacks by a drain, webhooks by the courier, and batches of requests."""
+"""The io worker: what is done on no device. Callbacks by a drain, webhooks by the courier, batches, the ends of files."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 from celery import Celery
 from prometheus_client import CollectorRegistry
@@ -23,6 +22,7 @@ from workers.bootsteps import Part
 from workers.callbacks import CallbackCaller
 from workers.courier import NO_LIMIT, Courier
 from workers.executor import Executor
+from workers.files import FileSweeper
 from workers.jobs import Served
 from workers.lane import LaneKind
 from workers.outbox import Outbox
@@ -32,7 +32,7 @@ _TOGETHER = 32
 
 
 def main(settings: Settings) -> int:
-    """Serve callbacks, webhooks and batches until told to stop."""
+    """Serve callbacks, webhooks and batches, and remove files whose time is over, until told to stop."""
     process.prepare(settings, "io")
     # Not the models' task: an errback that is known here would be called in this process instead of being sent.
     app = make_app(settings, tasks=[CALLBACKS, BATCHES])
@@ -54,7 +54,7 @@ def main(settings: Settings) -> int:
 
 def _beside(settings: Settings, registry: CollectorRegistry) -> tuple[Part, ...]:
     batches = BatchWorker(process.make_broker(settings, max_attempts=MAX_ATTEMPTS), settings)
-    return make_courier(settings, registry), batches
+    return make_courier(settings, registry), batches, FileSweeper(settings)
 
 
 def make_courier(settings: Settings, registry: CollectorRegistry) -> Courier:

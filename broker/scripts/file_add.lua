@@ -13,11 +13,15 @@
 -- ARGV 6      unix ms of its end, or '' for none
 -- ARGV 7      most bytes of the owner's files; 0 = no limit
 -- ARGV 8      '1' = it is there, and is listed; '0' = it is still coming
--- returns     -1 kept | bytes of the owner's other files: it does not fit beside them
+-- ARGV 9      most files of the owner that are listed; 0 = no limit
+-- returns     -1 kept | -2 the owner has as many files as they may |
+--             bytes of the owner's other files: it does not fit beside them
 
 local before = redis.call('GET', KEYS[1])
 local counted = before and cjson.decode(before)['bytes'] or 0
 local others = tonumber(redis.call('HGET', KEYS[4], ARGV[3]) or 0) - counted
+local most = tonumber(ARGV[9])
+if most > 0 and not before and redis.call('ZCARD', KEYS[2]) >= most then return -2 end
 local bytes, quota = tonumber(ARGV[4]), tonumber(ARGV[7])
 if quota > 0 and others + bytes > quota then return others end
 

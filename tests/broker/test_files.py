@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker import AsyncBroker, BrokerUnavailable, FileQuota, FileRecord, UnknownFile
+from broker import AsyncBroker, BrokerUnavailable, FileQuota, FileRecord, TooManyFiles, UnknownFile
 from broker.files import AT_A_TIME
 from tests.conftest import free_port
 
@@ -91,6 +91,17 @@ async def test_many_at_once_do_not_pass_a_quota_together(front: AsyncBroker) -> 
     )
     assert sum(isinstance(answer, FileQuota) for answer in answers) == 17
     assert await front.files.used_bytes("me") == 90
+
+
+async def test_an_owner_may_have_so_many_files_and_those_may_still_grow(front: AsyncBroker) -> None:
+    for number in range(3):
+        await front.files.reserve(record(number, bytes=0), quota_files=3)
+        await front.files.add(record(number, bytes=0))
+    with pytest.raises(TooManyFiles, match="the 3 files"):
+        await front.files.reserve(record(3), quota_files=3)
+    await front.files.reserve(record(4, owner="you"), quota_files=3)
+    await front.files.reserve(record(2, bytes=9), quota_files=3)
+    assert await front.files.used_bytes("me") == 9
 
 
 async def test_a_reserved_file_counts_and_nobody_finds_it_until_it_is_added(front: AsyncBroker) -> None:
