@@ -11,8 +11,7 @@ from api import kinds, state, views
 from api.jobs import JobId, own_job
 from api.problems import described
 from api.schemas import DeliveryList
-from broker import JobState
-from broker.deliveries import Delivery, DeliveryState
+from broker.deliveries import Delivery
 from broker.webhooks import Notification
 
 router = APIRouter(tags=["jobs"])
@@ -30,16 +29,9 @@ async def list_deliveries(request: Request, job_id: JobId) -> Response:
     """
     shared = state.of(request)
     job = await own_job(request, shared, job_id)
-    deliveries = await shared.broker.deliveries.of_job(job_id) or _to_come(job)
+    to_come = Notification.of(job.webhook, job.status, job.id, job.model, job.finished_at or 0.0) if job.ended else None
+    deliveries = await shared.broker.deliveries.of_job(job_id, to_come)
     return views.response(orjson.dumps({"object": "list", "data": [_view(one) for one in deliveries]}), 200)
-
-
-def _to_come(job: JobState) -> list[Delivery]:
-    """A delivery that is queued, and of which nothing is written down before its first attempt."""
-    if not job.ended:
-        return []
-    told = Notification.of(job.webhook, job.status, job.id, job.model, job.finished_at or 0.0)
-    return [] if told is None else [Delivery(told, DeliveryState.PENDING, "")]
 
 
 def _view(delivery: Delivery) -> dict[str, object]:
@@ -52,6 +44,7 @@ def _view(delivery: Delivery) -> dict[str, object]:
         "state": delivery.state.value,
         "created_at": views.timestamp(told.at),
         "next_attempt_at": views.timestamp(delivery.next_attempt_at),
+        "put_off": None if delivery.put_off is None else delivery.put_off.reason,
         "attempts": [
             {
                 "at": views.timestamp(attempt.at),
