@@ -248,7 +248,7 @@ async def list_batches(
 )
 async def retrieve(request: Request, batch_id: BatchId) -> Response:
     """How far it is: `request_counts` are a second old at most while it runs."""
-    batch = await _own_batch(request, batch_id, Scope.READ)
+    batch = await own_batch(request, batch_id, Scope.READ)
     return views.response(orjson.dumps(_view(batch)), 200)
 
 
@@ -260,14 +260,14 @@ async def retrieve(request: Request, batch_id: BatchId) -> Response:
 )
 async def cancel(request: Request, batch_id: BatchId) -> Response:
     """It is `cancelling` until what has run is in its files, a few seconds later, and `cancelled` then."""
-    await _own_batch(request, batch_id, Scope.SUBMIT)
+    await own_batch(request, batch_id, Scope.SUBMIT)
     batch = await state.of(request).broker.batches.cancel(batch_id)
     if batch is None:
         raise _unknown(batch_id)
     return views.response(orjson.dumps(_view(batch)), 200)
 
 
-async def _own_batch(request: Request, batch_id: str, scope: Scope) -> BatchRecord:
+async def own_batch(request: Request, batch_id: str, scope: Scope) -> BatchRecord:
     """A batch that the caller may know of. Raises `Problem` for any other."""
     shared = state.of(request)
     caller = await shared.gate.caller(request, scope)

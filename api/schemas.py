@@ -192,6 +192,9 @@ class DeliveryView(BaseModel):
     state: DeliveryState
     created_at: datetime
     next_attempt_at: datetime | None
+    put_off: str | None = Field(
+        description="Why a delivery that was due is not made before `next_attempt_at`, in words; counts as no attempt."
+    )
     attempts: list[DeliveryAttempt]
 
 

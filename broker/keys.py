@@ -174,6 +174,10 @@ class Keys:
         """hash with TTL: `round`, and `record`, JSON, of one event's way to a webhook; see `broker.deliveries`."""
         return f"{self._own}delivery:{delivery_id}"
 
+    def put_off(self, delivery_id: str) -> str:
+        """string with TTL: `unix milliseconds:lease tag:reason`, until when and why a delivery is not made."""
+        return f"{self._own}put-off:{delivery_id}"
+
     @property
     def deliveries(self) -> str:
         """sorted set with TTL: id of a delivery -> Unix milliseconds of its event; the newest ones only."""

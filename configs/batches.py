@@ -15,8 +15,9 @@ class BatchSettings(BaseModel):
     max_lines: Annotated[int, Field(ge=1)] = 1_000_000
     #: Batches of one owner that have not ended.
     max_open: Annotated[int, Field(ge=1)] = 100
-    #: Batches that one io worker runs at a time; further ones wait.
-    max_running: Annotated[int, Field(ge=1, le=64)] = 4
+    #: Batches that one io worker runs at a time; further ones wait. An owner alone has half of these places, and less
+    #: beside others (`workers.portions`).
+    max_running: Annotated[int, Field(ge=1, le=256)] = 16
     #: Rows of each that are under way at a time.
     window: Annotated[int, Field(ge=1)] = 2000
     #: Longest `completion_window`.

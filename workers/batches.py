@@ -46,6 +46,7 @@ from bulk.patience import patiently
 from bulk.store import FileStore
 from configs import Settings
 from workers.duty import Duty
+from workers.portions import Portions
 from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ T = TypeVar("T")
 LOOK_EVERY_S = 0.5
 #: Seconds between looks for what others lost, and for what is due.
 SWEEP_EVERY_S = 1.0
+#: Batches that are looked at together, and seconds after which one that finds no place for its owner comes again.
+LEASED_TOGETHER = 64
+PUT_OFF_S = 2.0
 #: After a fault of ours a batch is put off for so long, seconds.
 FAULT_PAUSE_S = 60.0
 #: A batch may outlast many restarts of its worker, so it takes more of them than a job does to blame it for them.
@@ -76,6 +80,8 @@ class BatchWorker:
         #: Leases that have had all their attempts, to be ended.
         self._exhausted: list[Lease] = []
         self._unknown: set[bytes] = set()
+        #: Places of batches that run, shared between owners.
+        self._portions = Portions(settings.batches.max_running)
         self._threads = ThreadPoolExecutor(_BROKER_THREADS, "batches broker")
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
@@ -133,18 +139,32 @@ class BatchWorker:
 
     async def _lease(self, broker: AsyncBroker, runner: BatchRunner) -> None:
         while self._exhausted:
-            self._begin(self._exhausted.pop(), partial(self._give_up, broker))
-        room = self._settings.batches.max_running - len(self._held)
-        if room <= 0:
+            self._begin(self._exhausted.pop(), partial(self._give_up, broker), None)
+        if not self._portions.free:
             return
-        rooms = [room] + [0] * (len(PRIORITY_STEPS) - 1)
+        # More than there may be room for: behind one owner's, others' are found.
+        rooms = [LEASED_TOGETHER] + [0] * (len(PRIORITY_STEPS) - 1)
         leased = await self._ask(lambda: self._broker.lease(BATCHES, rooms, together=True))
+        later: list[tuple[bytes, float]] = []
         for lease in leased.leases:
-            self._begin(lease, partial(self._carry, broker, runner))
+            owner = _owner(lease)
+            if self._portions.has_one_for(owner):
+                self._portions.take(owner)
+                self._begin(lease, partial(self._carry, broker, runner), owner)
+            else:
+                later.append((lease.tag, time.time() + PUT_OFF_S))
+        if later:
+            await self._ask(lambda: self._broker.schedule(BATCHES, later))
 
-    def _begin(self, lease: Lease, carry: Callable[[Lease], Coroutine[None, None, None]]) -> None:
+    def _begin(self, lease: Lease, carry: Callable[[Lease], Coroutine[None, None, None]], owner: str | None) -> None:
+        """`owner` has a place for it; None for what needs none."""
         task = self._held[lease.tag] = asyncio.create_task(carry(lease))
-        task.add_done_callback(lambda _: self._held.pop(lease.tag))
+        task.add_done_callback(partial(self._left, lease, owner))
+
+    def _left(self, lease: Lease, owner: str | None, _: asyncio.Task[None]) -> None:
+        del self._held[lease.tag]
+        if owner is not None:
+            self._portions.give_back(owner)
 
     async def _finish(self) -> None:
         held = dict(self._held)
@@ -278,6 +298,14 @@ class BatchWorker:
 
 _FAULT = BatchFault("server_error", "the service failed to run this batch; its log says why")
 _LOST = BatchFault("worker_lost", f"the worker that ran this batch was lost {MAX_ATTEMPTS} times")
+
+
+def _owner(lease: Lease) -> str:
+    """Whose batch a message means, as far as that can be read."""
+    try:
+        return decode(lease.message).owner
+    except BadMessage:
+        return ""
 
 
 def _facts(lease: Lease, batch: BatchRecord | None, message: Message | None) -> RunFacts:

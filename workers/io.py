@@ -1,9 +1,10 @@
-"""The io worker: what is done on no device. Callbacks by a drain, webhooks by the courier, batches, the ends of files."""
+"""The io worker, on no device: callbacks by a drain, webhooks by the courier, batches, the ends of files."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from celery import Celery
 from prometheus_client import CollectorRegistry
