@@ -136,6 +136,7 @@ class _Run:
         pause_s = 0.5
         while not (self._batch.ended or self._leaving):
             try:
+                await undisturbed(_make, self._places.folder)
                 if self._batch.status is BatchStatus.VALIDATING:
                     await self._validate()
                 else:
@@ -175,7 +176,6 @@ class _Run:
 
     async def _validate(self) -> None:
         shared, batch = self._shared, self._batch
-        await undisturbed(_make, self._places.folder)
         try:
             found = await undisturbed(
                 lambda: validate(
