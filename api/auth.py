@@ -76,6 +76,8 @@ class Gate:
         self._open_without_keys = open_without_keys
         #: None until they were read once.
         self._keys: dict[str, AccessKey] | None = None
+        #: Ids of those that had not expired when the keys were last read.
+        self._valid: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
         self._look: asyncio.Future[None] | None = None
 
@@ -112,6 +114,12 @@ class Gate:
         if caller.key is None:
             return True
         return caller.key.id in (self._keys or ()) and not caller.key.expired(time.time())
+
+    def check(self, caller: Caller) -> None:
+        """Raises `Problem` for one who was let in and would not be again."""
+        if not self.admits(caller):
+            said = "the key was revoked, or has expired, while the request waited"
+            raise Problem(kinds.UNAUTHENTICATED, said, headers=_CHALLENGE)
 
     async def _closed(self, token: str | None) -> bool:
         """Whether keys are in force. Whoever comes with one when none is known may have the first."""
@@ -150,10 +158,12 @@ class Gate:
 
     async def _read(self) -> None:
         keys = await self._broker.access.all()
-        before, self._keys = self._keys, {key.id: key for key in keys}
+        self._keys = {key.id: key for key in keys}
         self._looked_at = time.monotonic()
-        if before and not before.keys() <= self._keys.keys():
-            # Whoever follows a job with a key that was revoked is shut out now.
+        now = time.time()
+        before, self._valid = self._valid, frozenset(key.id for key in keys if not key.expired(now))
+        if not before <= self._valid:
+            # Whoever waits for a job, or follows one, with a key that was revoked or has expired is shut out now.
             self._broker.wake_waiters()
 
 

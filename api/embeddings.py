@@ -128,7 +128,7 @@ async def embed(request: Request) -> Response:
         {"model": wanted.model, "inputs" if many else "input": wanted.input, "webhook": None}
     )
     job = await intake.new_job(request, shared, caller, job_request, body)
-    ended, headers = await intake.answered(request, shared, job)
+    ended, headers = await intake.answered(request, shared, caller, job)
     tokens = ended.input_tokens or 0
     answer = {
         "object": "list",

@@ -143,9 +143,12 @@ async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wan
 
 
 async def submit(
-    request: Request, shared: state.ApiState, job: NewJob, wait_s: float | None
+    request: Request, shared: state.ApiState, caller: Caller, job: NewJob, wait_s: float | None
 ) -> tuple[Submitted, JobState | None]:
-    """Submit a job and wait for its end for so long, or not at all. Its state after that, as far as it is known."""
+    """Submit a job and wait for its end for so long, or not at all. Its state after that, as far as it is known.
+
+    Raises `Problem` when the caller's key opens nothing any more while it waits.
+    """
     if wait_s is None:
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
@@ -157,42 +160,54 @@ async def submit(
         job.payload = b""
         try:
             if submitted.repeated:
-                found = await wait_for(request, shared, submitted.id, wait_s)
+                found = await wait_for(request, shared, caller, submitted.id, wait_s)
             else:
-                found = await _wait(request, shared, job.id, wait_s, waiter, job.expires_at)
+                found = await _wait(request, shared, caller, job.id, wait_s, waiter, job.expires_at)
         except BrokerUnavailable:
             # The broker went away after it had accepted the job.
             found = None
     return submitted, found
 
 
-async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s: float) -> JobState | None:
-    """The job's state when it has ended, or as it is after so long; None for an unknown id."""
+async def wait_for(
+    request: Request, shared: state.ApiState, caller: Caller, job_id: str, wait_s: float
+) -> JobState | None:
+    """The job's state when it has ended, or as it is after so long; None for an unknown id.
+
+    Raises `Problem` when the caller's key opens nothing any more while it waits.
+    """
     with shared.broker.waiter(job_id) as waiter:
         found = await shared.broker.fetch(job_id)
         if found is None or found.ended:
             return found
-        return await _wait(request, shared, job_id, wait_s, waiter, found.expires_at) or found
+        return await _wait(request, shared, caller, job_id, wait_s, waiter, found.expires_at) or found
 
 
-async def answered(request: Request, shared: state.ApiState, job: NewJob) -> tuple[JobState, dict[str, str]]:
+async def answered(
+    request: Request, shared: state.ApiState, caller: Caller, job: NewJob
+) -> tuple[JobState, dict[str, str]]:
     """Submit a job and wait for its result, for callers who get no other look at it. Raises `Problem` for all else.
 
-    A job whose caller has gone, or that takes longer than `api.max_wait_s`, is cancelled: nobody would read its result.
-    Whoever sends the request again with its idempotency key gets a job that runs. Also returns headers to answer with.
+    A job whose caller has gone or is shut out, or that takes longer than `api.max_wait_s`, is cancelled: nobody would
+    read its result. Whoever sends the request again with its idempotency key gets a job that runs. Also returns headers
+    to answer with.
     """
     wait_s = shared.settings.api.max_wait_s
     until = time.monotonic() + wait_s
     payload = b"" if job.idempotency_key is None else job.payload
-    submitted, found = await submit(request, shared, job, wait_s)
-    if submitted.repeated and job.idempotency_key and found is not None and found.status is JobStatus.CANCELLED:
-        await shared.broker.forget_repeat(job.idempotency_key, submitted.id)
-        job = _again(job, payload)
-        submitted, found = await submit(request, shared, job, max(0.0, until - time.monotonic()))
+    try:
+        submitted, found = await submit(request, shared, caller, job, wait_s)
+        if submitted.repeated and job.idempotency_key and found is not None and found.status is JobStatus.CANCELLED:
+            await shared.broker.forget_repeat(job.idempotency_key, submitted.id)
+            job = _again(job, payload)
+            submitted, found = await submit(request, shared, caller, job, max(0.0, until - time.monotonic()))
+    except Problem:
+        # Shut out. A job that this one repeats has another id, and may be waited for by others.
+        await _cancel(shared, job.id)
+        raise
     if found is None or not found.ended:
         if not submitted.repeated:
-            with suppress(JobEnded):
-                await shared.broker.cancel(submitted.id)
+            await _cancel(shared, submitted.id)
         found = await shared.broker.fetch(submitted.id)
     if found is None or found.status is JobStatus.CANCELLED or not found.ended:
         if shared.envelope.stopping.is_set():
@@ -201,6 +216,12 @@ async def answered(request: Request, shared: state.ApiState, job: NewJob) -> tup
     if found.error is not None:
         raise failed(found.error.type, found.error.message, "input")
     return found, told(job, submitted)
+
+
+async def _cancel(shared: state.ApiState, job_id: str) -> None:
+    """Nobody would read its result, if it has none yet."""
+    with suppress(JobEnded):
+        await shared.broker.cancel(job_id)
 
 
 def _again(job: NewJob, payload: bytes) -> NewJob:
@@ -262,22 +283,32 @@ def _seconds(given: str) -> float:
 async def _wait(
     request: Request,
     shared: state.ApiState,
+    caller: Caller,
     job_id: str,
     wait_s: float,
     waiter: Waiter,
     expires_at: float | None = None,
 ) -> JobState | None:
-    """The job's state at its end or after so long; None when the caller goes, or the server stops, before that."""
+    """The job's state at its end or after so long; None when the caller goes, or the server stops, before that.
+
+    Raises `Problem` when the caller's key was revoked, or has expired: that ends the wait too.
+    """
     # The server's own connections (`api.connection`) put it there.
     when_gone: Callable[[Callable[[], None] | None], None] = request.state.when_gone
     when_gone(waiter.abandon)
-    stopping = shared.envelope.stopping
+    stopping, gate = shared.envelope.stopping, shared.gate
     try:
-        return await shared.broker.wait(
-            job_id, wait_s, waiter, expires_at, lambda: waiter.abandoned or stopping.is_set()
+        found = await shared.broker.wait(
+            job_id,
+            wait_s,
+            waiter,
+            expires_at,
+            lambda: waiter.abandoned or stopping.is_set() or not gate.admits(caller),
         )
     finally:
         when_gone(None)
+    gate.check(caller)
+    return found
 
 
 async def _refuse_failed(shared: state.ApiState, model: str) -> None:
