@@ -229,6 +229,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._turn(None, in_body=False)
         super().on_message_complete()
+        if not self.pipeline:
+            # Paused, since much of the body came at once, it would not hear of a caller who goes.
+            self.flow.resume_reading()
 
     def _turn(self, owed_since: float | None, *, in_body: bool) -> None:
         """The next part of a message begins, or the message has ended."""

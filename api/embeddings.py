@@ -128,6 +128,9 @@ async def embed(request: Request) -> Response:
         {"model": wanted.model, "inputs" if many else "input": wanted.input, "webhook": None}
     )
     job = await intake.new_job(request, shared, caller, job_request, body)
+    # The broker will hold the job, and thousands may wait.
+    del body, job_request
+    wanted.input = []
     ended, headers = await intake.answered(request, shared, caller, job)
     tokens = ended.input_tokens or 0
     answer = {

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -157,12 +157,14 @@ async def submit(
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
         # The server holds it now, and thousands may wait.
-        job.payload = b""
+        job.payload, job.metadata = b"", b"{}"
         try:
-            if submitted.repeated:
-                found = await wait_for(request, shared, caller, submitted.id, wait_s)
-            else:
+            if not submitted.repeated:
                 found = await _wait(request, shared, caller, job.id, wait_s, waiter, job.expires_at)
+            else:
+                found = await shared.broker.fetch(submitted.id)
+                if found is not None and not found.ended:
+                    found = await wait_for(request, shared, caller, found, wait_s)
         except BrokerUnavailable:
             # The broker went away after it had accepted the job.
             found = None
@@ -170,17 +172,16 @@ async def submit(
 
 
 async def wait_for(
-    request: Request, shared: state.ApiState, caller: Caller, job_id: str, wait_s: float
-) -> JobState | None:
-    """The job's state when it has ended, or as it is after so long; None for an unknown id.
+    request: Request, shared: state.ApiState, caller: Caller, known: JobState, wait_s: float
+) -> JobState:
+    """The job's state when it has ended, or as it is after so long; `known` is its state a moment ago.
 
     Raises `Problem` when the caller's key opens nothing any more while it waits.
     """
-    with shared.broker.waiter(job_id) as waiter:
-        found = await shared.broker.fetch(job_id)
-        if found is None or found.ended:
-            return found
-        return await _wait(request, shared, caller, job_id, wait_s, waiter, found.expires_at) or found
+    with shared.broker.waiter(known.id) as waiter:
+        # It may have ended since.
+        waiter.wake()
+        return await _wait(request, shared, caller, known.id, wait_s, waiter, known.expires_at) or known
 
 
 async def answered(
@@ -296,19 +297,18 @@ async def _wait(
     # The server's own connections (`api.connection`) put it there.
     when_gone: Callable[[Callable[[], None] | None], None] = request.state.when_gone
     when_gone(waiter.abandon)
-    stopping, gate = shared.envelope.stopping, shared.gate
     try:
-        found = await shared.broker.wait(
-            job_id,
-            wait_s,
-            waiter,
-            expires_at,
-            lambda: waiter.abandoned or stopping.is_set() or not gate.admits(caller),
-        )
+        # A lambda would keep a cell for each of its names, for each of thousands who wait.
+        found = await shared.broker.wait(job_id, wait_s, waiter, expires_at, partial(_over, shared, caller, waiter))
     finally:
         when_gone(None)
-    gate.check(caller)
+    shared.gate.check(caller)
     return found
+
+
+def _over(shared: state.ApiState, caller: Caller, waiter: Waiter) -> bool:
+    """Whether nobody is to be told of a job's end any more."""
+    return waiter.abandoned or shared.envelope.stopping.is_set() or not shared.gate.admits(caller)
 
 
 async def _refuse_failed(shared: state.ApiState, model: str) -> None:

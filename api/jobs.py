@@ -99,6 +99,8 @@ async def submit(request: Request) -> Response:
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body)
+    # The broker will hold the job, and thousands may wait.
+    del body
     return await _submit(request, shared, caller, job, wait)
 
 
@@ -121,6 +123,7 @@ async def put(request: Request, job_id: JobId) -> Response:
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
+    del body
     return await _submit(request, shared, caller, job, wait)
 
 
@@ -148,7 +151,7 @@ async def read(request: Request, job_id: JobId) -> Response:
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     found = await job_of(request, shared, caller, job_id)
     if wait.seconds is not None and not found.ended:
-        found = await intake.wait_for(request, shared, caller, job_id, wait.seconds) or found
+        found = await intake.wait_for(request, shared, caller, found, wait.seconds)
     position = await shared.broker.overview.position(found)
     return views.response(views.job(found, position), 200, wait.headers, found)
 

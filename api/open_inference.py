@@ -253,6 +253,9 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     if wanted.outputs and wanted.outputs[0].name != output:
         raise wrong("outputs.0.name", f"{name} gives {output!r}")
     job = await intake.new_job(request, shared, caller, job_request, body)
+    # The broker will hold the job, and thousands may wait.
+    del body, rows, job_request
+    wanted.inputs = []
     ended, headers = await intake.answered(request, shared, caller, job)
     answer: dict[str, object] = {"model_name": name, "model_version": ended.version or model.version}
     if wanted.id is not None:

@@ -322,6 +322,42 @@ def test_a_flood_of_requests_on_one_connection_is_closed(target: Target) -> None
         assert target.ask(KEPT * 50_000).status in (0, 200)
 
 
+@pytest.mark.parametrize(
+    ("path", "start", "end"),
+    [
+        ("/v1/jobs?wait=60", b'{"model": "minilm", "input": "', b'"}'),
+        ("/v1/embeddings", b'{"model": "minilm", "input": ["', b'"]}'),
+        (
+            "/v2/models/minilm/infer",
+            b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["',
+            b'"]}]}',
+        ),
+    ],
+)
+def test_nothing_of_a_large_body_is_held_while_its_job_is_waited_for(
+    target: Target, path: str, start: bytes, end: bytes
+) -> None:
+    body = start + b"x" * (4 * 2**20) + end
+    sent = request("POST", path, "content-type: application/json", body=body)
+    held: list[socket.socket] = []
+    with ExitStack() as stack, target.standing():
+        for _ in range(24):
+            held.append(stack.enter_context(connect(target.port)))
+            held[-1].sendall(sent)
+            wait_until(lambda: metric(target.port, "sheaf_waiters") == len(held), description="it waits")
+
+
+def test_who_goes_away_after_a_large_body_is_not_waited_for(target: Target) -> None:
+    body = b'{"model": "echo", "input": "' + b"x" * (4 * 2**20) + b'"}'
+    sent = request("POST", "/v1/jobs?wait=60", "content-type: application/json", body=body)
+    before = metric(target.port, "sheaf_waiters")
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connect(target.port)).sendall(sent)
+        wait_until(lambda: metric(target.port, "sheaf_waiters") == before + 8, description="they wait")
+    wait_until(lambda: metric(target.port, "sheaf_waiters") == before, description="nobody waits any more")
+
+
 def test_two_thousand_idle_slow_and_half_sent_connections_keep_nobody_out(target: Target) -> None:
     kinds = (b"", b"GET /livez HTTP/1.1\r\nx-slow:", HALF, KEPT)
 
