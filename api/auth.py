@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import logging
 import re
 import time
 from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from api import kinds
 from api.headers import header
+from api.hosts import is_address
 from api.problems import Problem
 from api.schemas import PRIORITIES, PriorityName
 from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope, Webhook
@@ -170,21 +168,9 @@ class Gate:
 def _refuse_other_hosts(request: Request) -> None:
     """A web page may let its own name point at this machine, and have its visitors' browsers call an open server."""
     host = header(request, b"host") or ""
-    if not _is_address(host):
+    if not is_address(host):
         raise Problem(
             kinds.MISDIRECTED,
             f"without keys this server answers to its address only, not to the name {host!r}: call it by its address, "
             "or create a key (`sheaf keys create`)",
         )
-
-
-@lru_cache(maxsize=256)
-def _is_address(host: str) -> bool:
-    """Whether the Host header names no name but that of the machine itself."""
-    name = ""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
-    return True
