@@ -120,7 +120,7 @@ async def embed(request: Request) -> Response:
     try:
         wanted = _REQUESTS.validate_python(intake.parsed(body, EmbeddingsRequest))
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, EmbeddingsRequest) from None
     _check_model(shared, wanted)
     many = isinstance(wanted.input, list)
     # The caller waits for the answer: nobody else has to be told.

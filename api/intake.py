@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import time
 import uuid
@@ -34,7 +33,8 @@ MAX_FIELDS = 64
 #: The type of a row's error that is the caller's fault.
 INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
-_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9}(?:\.\d{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?([0-9]{1,9}(?:\.[0-9]{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _REQUESTS = TypeAdapter(JobRequest)
 
@@ -82,7 +82,7 @@ def job_request(body: bytes) -> JobRequest:
     try:
         return _REQUESTS.validate_python(content)
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, JobRequest) from None
 
 
 async def new_job(
@@ -102,7 +102,7 @@ async def new_job(
         else:
             tasks.check_input(model.task, wanted.input)
     except ValidationError as error:
-        raise problems.of_validation(error, "inputs" if many else "input") from None
+        raise problems.of_validation(error, None, "inputs" if many else "input") from None
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = _idempotency_key(request)
@@ -112,11 +112,11 @@ async def new_job(
         id=chosen_id or str(uuid.uuid4()),
         model=wanted.model,
         queue=queue_name(wanted.model),
-        payload=_written({"inputs": wanted.inputs} if many else {"input": wanted.input}),
+        payload=_written("inputs", {"inputs": wanted.inputs}) if many else _written("input", {"input": wanted.input}),
         priority=PRIORITIES[priority],
         created_at=now,
         expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
-        metadata=_written(wanted.metadata) if wanted.metadata else b"{}",
+        metadata=_written("metadata", wanted.metadata) if wanted.metadata else b"{}",
         many=many,
         request_id=request.state.request_id,
         owner=caller.owner,
@@ -275,10 +275,9 @@ def wanted_wait(request: Request, limit_s: float) -> Wait:
 
 
 def _seconds(given: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (seconds := float(given)) < math.inf:
-            return seconds
-    raise problems.wrong("wait", "it must be a number of seconds, 0 or more")
+    if _SECONDS.fullmatch(given):
+        return float(given)
+    raise problems.wrong("wait", "it must be a number of seconds, 0 or more, such as 5 or 0.5")
 
 
 async def _wait(
@@ -324,7 +323,7 @@ async def _refuse_failed(shared: state.ApiState, model: str) -> None:
 def _idempotency_key(request: Request) -> str | None:
     key = header(request, b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
-        raise Problem(kinds.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
+        raise problems.wrong("Idempotency-Key", "it must be 1 to 255 visible ASCII characters")
     return key
 
 
@@ -333,11 +332,9 @@ def _fingerprint(request: Request, body: bytes) -> str:
     return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
 
 
-def _written(value: object) -> bytes:
+def _written(field: str, value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
         # The only thing that can be read and not written again.
-        raise Problem(
-            kinds.INVALID_REQUEST, "the input or the metadata is nested too deeply: 250 levels at most"
-        ) from None
+        raise problems.wrong(field, "it is nested too deeply: 250 levels at most") from None

@@ -247,7 +247,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
             model=name, inputs=rows, priority=given.priority, timeout_s=given.timeout_s, webhook=None
         )
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, InferRequest) from None
     embeds = model.task == "embedding"
     output = "embedding" if embeds else "output"
     if wanted.outputs and wanted.outputs[0].name != output:

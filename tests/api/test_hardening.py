@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -133,6 +134,29 @@ def test_what_is_no_proper_request_is_told_so_and_closed(target: Target, sent: b
     found = answer.problem()
     assert found["type"] == "urn:sheaf:error:bad-request"
     assert said in str(found["detail"])
+    # The parser's own words are for whoever knows its source.
+    assert not re.search("nvalid|xpected|allback|overflow", str(found["detail"]))
+
+
+@pytest.mark.parametrize("expected", ["100-continue-please", "something", "100-continue, something"])
+def test_an_expectation_that_cannot_be_met_is_refused(target: Target, expected: str) -> None:
+    answer = target.ask(post(JOB, f"expect: {expected}"))
+    assert answer.status == 417
+    assert answer.problem()["type"] == "urn:sheaf:error:expectation-refused"
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_an_expectation_that_is_met_or_means_nothing_is_no_fault(target: Target, version: bytes) -> None:
+    expected = "100-Continue" if version == b"HTTP/1.1" else "something"
+    assert target.ask(post(JOB, f"expect: {expected}").replace(b"HTTP/1.1", version)).status == 202
+
+
+@pytest.mark.parametrize(
+    ("authority", "status"),
+    [("127.0.0.1", 200), ("localhost:80", 200), ("evil.example", 421), ("a@127.0.0.1", 421), ("evil.example:80", 421)],
+)
+def test_the_authority_of_a_whole_target_counts_and_not_the_host(target: Target, authority: str, status: int) -> None:
+    assert target.ask(request("GET", f"http://{authority}/v1/jobs")).status == status
 
 
 @pytest.mark.parametrize(

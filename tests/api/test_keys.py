@@ -359,7 +359,9 @@ def test_without_keys_everybody_on_this_machine_may_call_until_there_is_one(ungu
             assert kind(owner.get(f"/v1/jobs/{before}")) == (404, "unknown-job")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io", "a@127.0.0.1", "a:b@localhost:80"]
+)
 def test_without_keys_a_name_that_points_here_is_refused(unguarded: Front, host: str) -> None:
     with unguarded.client(host=host) as client:
         assert kind(client.post("/v1/jobs", json=JOB)) == (421, "misdirected")
