@@ -14,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api import kinds, problems
 from api.body import DISCARD_BYTES
+from api.grammar import plainly
 from api.kinds import Kind
 from api.light import LightEvent, ShortQueue
-from api.problems import Problem
+from api.problems import Problem, shown
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +226,23 @@ class Connection(HttpToolsProtocol):
             self._stop(kinds.BAD_REQUEST, "a request needs the header Host")
         if version == "1.0" and b"transfer-encoding" in names:
             self._stop(kinds.BAD_REQUEST, "HTTP/1.0 knows no Transfer-Encoding: send Content-Length")
+        if version == "1.1" and b"expect" in names:
+            self._check_expectations(next(value for name, value in self.headers if name == b"expect"))
+        if not self.url.startswith(b"/"):
+            self._take_authority()
+
+    def _check_expectations(self, value: bytes) -> None:
+        """RFC 9110, section 10.1.1."""
+        for wanted in value.decode("latin-1").lower().split(","):
+            if wanted.strip() not in ("", "100-continue"):
+                said = f"the only expectation that this server meets is 100-continue, not {shown(wanted.strip())}"
+                self._stop(kinds.EXPECTATION_REFUSED, said)
+
+    def _take_authority(self) -> None:
+        """The authority of a whole target stands for the Host header (RFC 9112, section 3.2.2)."""
+        authority = urlsplit(self.url).netloc
+        if authority:
+            self.headers[:] = [(name, authority if name == b"host" else value) for name, value in self.headers]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._now.running = cycle
@@ -236,6 +255,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._turn(None, in_body=False)
         super().on_message_complete()
+        if not self.pipeline:
+            # Paused, since much of the body came at once, it would not hear of a caller who goes.
+            self.flow.resume_reading()
 
     def _turn(self, owed_since: float | None, *, in_body: bool) -> None:
         """The next part of a message begins, or the message has ended."""
@@ -255,7 +277,8 @@ class Connection(HttpToolsProtocol):
         """Called by uvicorn when the parser has refused what came, or was stopped."""
         error = sys.exception()
         # Anything else that fails in a callback is uvicorn reading the target.
-        cause = "its target cannot be read" if isinstance(error, HttpParserCallbackError) else str(error or msg)
+        callback_failed = isinstance(error, HttpParserCallbackError)
+        cause = "its target cannot be read" if callback_failed else plainly(str(error or msg))
         self._refuse(self._now.fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
 
     def check(self, now: float) -> None:

@@ -54,7 +54,7 @@ async def embed(request: Request) -> Response:
     try:
         wanted = EMBEDDINGS_REQUESTS.validate_python(intake.parsed(body, EmbeddingsRequest))
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, EmbeddingsRequest) from None
     shared.model(wanted.model)
     if misfit := wanted.misfit(shared.settings.models):
         raise wrong(*misfit)
@@ -64,7 +64,10 @@ async def embed(request: Request) -> Response:
         {"model": wanted.model, "inputs" if many else "input": wanted.input, "webhook": None}
     )
     job = await intake.new_job(request, shared, caller, job_request, body)
-    ended, headers = await intake.answered(request, shared, job)
+    # The broker will hold the job, and thousands may wait.
+    del body, job_request
+    wanted.input = []
+    ended, headers = await intake.answered(request, shared, caller, job)
     answer = wanted.answer(_vectors(ended), ended.input_tokens or 0)
     return views.response(orjson.dumps(answer), 200, headers, ended)
 

@@ -121,6 +121,9 @@ MISDIRECTED = Kind(
     "The server does not answer to this name",
     "Without keys call it by its address, such as 127.0.0.1; or create a key.",
 )
+EXPECTATION_REFUSED = Kind(
+    417, "expectation-refused", "The expectation cannot be met", "Send no `Expect`, or `Expect: 100-continue`."
+)
 INVALID_REQUEST = Kind(
     422,
     "invalid-request",
@@ -130,8 +133,8 @@ INVALID_REQUEST = Kind(
 IDEMPOTENCY_CONFLICT = Kind(
     422,
     "idempotency-conflict",
-    "The idempotency key belongs to another payload",
-    "Use a new key for a new payload; repeat a request byte by byte.",
+    "The idempotency key belongs to another request",
+    "Use a new key for a new request; repeat one with the same path, byte by byte.",
 )
 TOO_FAST = Kind(
     429, "too-fast", "The key's rate is used up", "Wait for `Retry-After` seconds; `RateLimit` tells ahead."

@@ -173,6 +173,8 @@ class AsyncBroker:
                 return state
             # One that has begun does not expire any more.
             expires_at = state.expires_at if state.status is JobStatus.QUEUED else None
+            # Thousands may wait on.
+            del state
         return await self.fetch(job_id)
 
     async def cancel(self, job_id: str) -> JobState | None:

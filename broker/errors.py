@@ -3,7 +3,7 @@
 BrokerError
 ├── BrokerUnavailable    no answer, refused, loading, read-only, out of memory: try again later
 ├── QueueFull            admission refused the job: nothing was stored
-├── IdempotencyConflict  the same key came before with another payload
+├── IdempotencyConflict  the same key came before with another request
 ├── IdTaken              the id that a caller chose is another job's
 ├── TooManyOpen          the caller has as many jobs that have not ended as they may
 ├── TooFast              the caller submits faster than they may
@@ -48,10 +48,12 @@ class QueueFull(BrokerError):
 
 
 class IdempotencyConflict(BrokerError):
-    """An idempotency key was used before with another payload."""
+    """An idempotency key was used before for another request: another path, or another payload."""
 
     def __init__(self, key: str, job_id: str) -> None:
-        super().__init__(f"idempotency key {key!r} belongs to job {job_id}, which had another payload")
+        super().__init__(
+            f"idempotency key {key!r} was used for another request, with another path or payload: that of job {job_id}"
+        )
         self.job_id = job_id
 
 

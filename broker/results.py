@@ -157,7 +157,7 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         many=known["many"],
         result=None,
         error=None,
-        metadata=orjson.dumps(known["metadata"]),
+        metadata=_trimmed(orjson.dumps(known["metadata"])),
         timings=None,
         progress=(int(rows[0]), int(rows[1])) if rows else None,
         owner=known.get("owner", ""),
@@ -165,6 +165,11 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         counted_by=known.get("counted_by", ""),
         webhook=Webhook.of_json(known.get("webhook")),
     )
+
+
+def _trimmed(text: bytes) -> bytes:
+    """A copy of what orjson wrote, which keeps its buffer of 4 kB or more: thousands may wait, with a state each."""
+    return bytes(memoryview(text))
 
 
 def _ending(meta: bytes | None) -> dict[str, object] | None:

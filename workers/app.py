@@ -1,6 +1,6 @@
 """The Celery application: what `celery -A workers.app`, Flower and our own worker process share.
 
-Celery keeps control commands, events, heartbeats and gossip. The model queues are not among its queues: the drain
+Celery keeps control commands, events and heartbeats. The model queues are not among its queues: the drain
 serves those, so that no message is ever in Celery's hands alone.
 """
 
