@@ -176,7 +176,7 @@ async def create(request: Request) -> Response:
     try:
         wanted = _REQUESTS.validate_python(intake.parsed(body, BatchRequest))
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, BatchRequest) from None
     # Its rows travel with the lowest priority.
     caller.priority("low")
     key = intake.idempotency_key(request)
