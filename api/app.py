@@ -18,10 +18,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from api import (
+    batches,
     binding,
     deliveries,
     embeddings,
     events,
+    files,
     health,
     jobs,
     kinds,
@@ -92,7 +94,7 @@ def create_app(settings: Settings, place: Place | None = None) -> Envelope:
     )
     # A page has one address: few clients follow a redirect with their body.
     app.router.redirect_slashes = False
-    for part in (jobs, events, deliveries, models, embeddings, open_inference, health):
+    for part in (jobs, events, deliveries, models, embeddings, files, batches, open_inference, health):
         app.include_router(part.router)
     if settings.api.docs:
         app.add_route("/", _to_docs, include_in_schema=False)

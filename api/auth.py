@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import logging
 import re
 import time
 from dataclasses import dataclass
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from api import kinds
 from api.headers import header
+from api.hosts import is_address
 from api.problems import Problem
 from api.schemas import PRIORITIES, PriorityName
 from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope, Webhook
@@ -53,7 +51,11 @@ class Caller:
 
     def may_read(self, job: JobState) -> bool:
         """Whether this is a job of theirs; to everybody else it does not exist."""
-        return self.key is None or self.key.allows(Scope.ADMIN) or job.owner == self.owner
+        return self.may_see(job.owner)
+
+    def may_see(self, owner: str | None) -> bool:
+        """Whether what belongs to this owner exists for them."""
+        return self.key is None or self.key.allows(Scope.ADMIN) or owner == self.owner
 
     def priority(self, wanted: PriorityName | None) -> PriorityName:
         """The priority of a job that asks for this one, or for none. Raises `Problem`."""
@@ -76,6 +78,8 @@ class Gate:
         self._open_without_keys = open_without_keys
         #: None until they were read once.
         self._keys: dict[str, AccessKey] | None = None
+        #: Ids of those that had not expired when the keys were last read.
+        self._valid: frozenset[str] = frozenset()
         self._looked_at = float("-inf")
         self._look: asyncio.Future[None] | None = None
 
@@ -112,6 +116,12 @@ class Gate:
         if caller.key is None:
             return True
         return caller.key.id in (self._keys or ()) and not caller.key.expired(time.time())
+
+    def check(self, caller: Caller) -> None:
+        """Raises `Problem` for one who was let in and would not be again."""
+        if not self.admits(caller):
+            said = "the key was revoked, or has expired, while the request waited"
+            raise Problem(kinds.UNAUTHENTICATED, said, headers=_CHALLENGE)
 
     async def _closed(self, token: str | None) -> bool:
         """Whether keys are in force. Whoever comes with one when none is known may have the first."""
@@ -150,31 +160,21 @@ class Gate:
 
     async def _read(self) -> None:
         keys = await self._broker.access.all()
-        before, self._keys = self._keys, {key.id: key for key in keys}
+        self._keys = {key.id: key for key in keys}
         self._looked_at = time.monotonic()
-        if before and not before.keys() <= self._keys.keys():
-            # Whoever follows a job with a key that was revoked is shut out now.
+        now = time.time()
+        before, self._valid = self._valid, frozenset(key.id for key in keys if not key.expired(now))
+        if not before <= self._valid:
+            # Whoever waits for a job, or follows one, with a key that was revoked or has expired is shut out now.
             self._broker.wake_waiters()
 
 
 def _refuse_other_hosts(request: Request) -> None:
     """A web page may let its own name point at this machine, and have its visitors' browsers call an open server."""
     host = header(request, b"host") or ""
-    if not _is_address(host):
+    if not is_address(host):
         raise Problem(
             kinds.MISDIRECTED,
             f"without keys this server answers to its address only, not to the name {host!r}: call it by its address, "
             "or create a key (`sheaf keys create`)",
         )
-
-
-@lru_cache(maxsize=256)
-def _is_address(host: str) -> bool:
-    """Whether the Host header names no name but that of the machine itself."""
-    name = ""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
-    return True

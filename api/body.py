@@ -28,7 +28,7 @@ async def body_of(request: Request, limit: int) -> bytes:
     _check_kind(request)
     declared = header(request, b"content-length") or ""
     if declared.isdecimal() and int(declared) > limit:
-        await _discard(request)
+        await discard(request)
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
@@ -39,7 +39,8 @@ async def body_of(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            await _discard(request)
+            if message.get("more_body"):
+                await discard(request, begun=True)
             raise _too_large(limit)
         chunks.append(chunk)
         if not message.get("more_body"):
@@ -55,6 +56,11 @@ def _check_kind(request: Request) -> None:
     charset = _CHARSET.search(content_type)
     if charset is not None and charset[1].lower() not in ("utf-8", "us-ascii"):
         raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send JSON in UTF-8, as RFC 8259 wants it, not {shown(charset[1])}")
+    check_plain(request)
+
+
+def check_plain(request: Request) -> None:
+    """Raises `Problem` for a body that is packed."""
     for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
         encoding = header(request, name)
         if encoding is not None and encoding.lower() != plain:
@@ -62,9 +68,12 @@ def _check_kind(request: Request) -> None:
             raise Problem(kinds.MEDIA_TYPE_REFUSED, f"send the body plain, without {name.decode()} {shown(encoding)}")
 
 
-async def _discard(request: Request) -> None:
-    """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer."""
-    if header(request, b"expect") is not None:
+async def discard(request: Request, *, begun: bool = False) -> None:
+    """Take what comes of a body that was refused, for a moment: a caller that still sends would miss the answer.
+
+    `begun` says that some of it was read.
+    """
+    if header(request, b"expect") is not None and not begun:
         # It sends nothing before it is asked to.
         return
     size = 0

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api import kinds, problems
 from api.body import DISCARD_BYTES
+from api.grammar import plainly
 from api.kinds import Kind
 from api.light import LightEvent, ShortQueue
-from api.problems import Problem
+from api.problems import Problem, shown
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class _Now:
         "headers_bytes",
         "heard_at",
         "in_body",
+        "max_body_bytes",
         "owed_since",
         "refused",
         "running",
@@ -92,6 +95,7 @@ class _Now:
         self.owed_since: float | None = None
         self.heard_at: float | None = None
         self.in_body = False
+        self.max_body_bytes = bounds.max_body_bytes
         #: Of the message that is under way: bytes that came, and those of them that were content.
         self.came = 0
         self.content = 0
@@ -148,6 +152,11 @@ class Connection(HttpToolsProtocol):
         if callback is not None and self._now.running is not None and self._now.running.disconnected:
             callback()
 
+    def allow_body(self, max_bytes: int) -> None:
+        """Let the body of the request that is being answered have so many bytes; without that it has the bounds'."""
+        if self._now.running is self.cycle and self._now.in_body:
+            self._now.max_body_bytes = max_bytes
+
     def data_received(self, data: bytes) -> None:
         if self._now.close_at is not None:
             return
@@ -163,8 +172,8 @@ class Connection(HttpToolsProtocol):
         """What is wrong with the size of a message that is under way."""
         if not self._now.in_body:
             return _head_too_large() if self._now.came > MAX_HEAD_BYTES + MAX_TARGET_BYTES else None
-        if self._now.content > self._now.bounds.max_body_bytes + DISCARD_BYTES:
-            return Problem(kinds.PAYLOAD_TOO_LARGE, f"a request may have {self._now.bounds.max_body_bytes} bytes")
+        if self._now.content > self._now.max_body_bytes + DISCARD_BYTES:
+            return Problem(kinds.PAYLOAD_TOO_LARGE, f"this request may have {self._now.max_body_bytes} bytes")
         if self._now.came - self._now.content > MAX_HEAD_BYTES + self._now.content:
             return Problem(kinds.BAD_REQUEST, "its chunks are mostly framing: send larger ones, without extensions")
         return None
@@ -173,7 +182,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["when_gone"] = self.when_gone
+        self.scope["state"] |= {"when_gone": self.when_gone, "allow_body": self.allow_body}
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
         self._turn(self._now.heard_at, in_body=False)
@@ -217,6 +226,23 @@ class Connection(HttpToolsProtocol):
             self._stop(kinds.BAD_REQUEST, "a request needs the header Host")
         if version == "1.0" and b"transfer-encoding" in names:
             self._stop(kinds.BAD_REQUEST, "HTTP/1.0 knows no Transfer-Encoding: send Content-Length")
+        if version == "1.1" and b"expect" in names:
+            self._check_expectations(next(value for name, value in self.headers if name == b"expect"))
+        if not self.url.startswith(b"/"):
+            self._take_authority()
+
+    def _check_expectations(self, value: bytes) -> None:
+        """RFC 9110, section 10.1.1."""
+        for wanted in value.decode("latin-1").lower().split(","):
+            if wanted.strip() not in ("", "100-continue"):
+                said = f"the only expectation that this server meets is 100-continue, not {shown(wanted.strip())}"
+                self._stop(kinds.EXPECTATION_REFUSED, said)
+
+    def _take_authority(self) -> None:
+        """The authority of a whole target stands for the Host header (RFC 9112, section 3.2.2)."""
+        authority = urlsplit(self.url).netloc
+        if authority:
+            self.headers[:] = [(name, authority if name == b"host" else value) for name, value in self.headers]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._now.running = cycle
@@ -229,11 +255,15 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._turn(None, in_body=False)
         super().on_message_complete()
+        if not self.pipeline:
+            # Paused, since much of the body came at once, it would not hear of a caller who goes.
+            self.flow.resume_reading()
 
     def _turn(self, owed_since: float | None, *, in_body: bool) -> None:
         """The next part of a message begins, or the message has ended."""
         self._now.owed_since = owed_since
         self._now.in_body = in_body
+        self._now.max_body_bytes = self._now.bounds.max_body_bytes
         self._now.came = self._now.content = self._now.headers_bytes = 0
 
     def _stop(self, kind: Kind, detail: str) -> NoReturn:
@@ -247,7 +277,8 @@ class Connection(HttpToolsProtocol):
         """Called by uvicorn when the parser has refused what came, or was stopped."""
         error = sys.exception()
         # Anything else that fails in a callback is uvicorn reading the target.
-        cause = "its target cannot be read" if isinstance(error, HttpParserCallbackError) else str(error or msg)
+        callback_failed = isinstance(error, HttpParserCallbackError)
+        cause = "its target cannot be read" if callback_failed else plainly(str(error or msg))
         self._refuse(self._now.fault or Problem(kinds.BAD_REQUEST, f"this is not HTTP/1.1 as RFC 9112 has it: {cause}"))
 
     def check(self, now: float) -> None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from api import kinds, problems, state, tasks
+from api import kinds, problems, state
 from api.auth import Caller
 from api.headers import header
 from api.problems import Problem, rate_headers
 from api.schemas import PRIORITIES, JobRequest
 from broker import BrokerUnavailable, JobEnded, JobState, JobStatus, NewJob, Submitted, Waiter, Webhook, queue_name
+from broker.jobs import Event
+from schemas import rows
 from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
@@ -34,8 +35,17 @@ MAX_FIELDS = 64
 #: The type of a row's error that is the caller's fault.
 INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
-_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9}(?:\.\d{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?([0-9]{1,9}(?:\.[0-9]{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+#: How the OpenAPI document describes it.
+IDEMPOTENCY_KEY_PARAMETER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
+    "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
+    "as that job is kept.",
+}
 _REQUESTS = TypeAdapter(JobRequest)
 
 
@@ -82,7 +92,7 @@ def job_request(body: bytes) -> JobRequest:
     try:
         return _REQUESTS.validate_python(content)
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, JobRequest) from None
 
 
 async def new_job(
@@ -98,54 +108,63 @@ async def new_job(
     many = wanted.inputs is not None
     try:
         if wanted.inputs is not None:
-            tasks.check_inputs(model.task, wanted.inputs)
+            rows.check_inputs(model.task, wanted.inputs)
         else:
-            tasks.check_input(model.task, wanted.input)
+            rows.check_input(model.task, wanted.input)
     except ValidationError as error:
-        raise problems.of_validation(error, "inputs" if many else "input") from None
+        raise problems.of_validation(error, None, "inputs" if many else "input") from None
     priority = caller.priority(wanted.priority)
     now = time.time()
-    key = _idempotency_key(request)
-    webhook = await _webhook(request, shared, caller, wanted)
+    key = idempotency_key(request)
+    told = await _told(request, shared, caller, wanted)
     await _refuse_failed(shared, wanted.model)
     return NewJob(
         id=chosen_id or str(uuid.uuid4()),
         model=wanted.model,
         queue=queue_name(wanted.model),
-        payload=_written({"inputs": wanted.inputs} if many else {"input": wanted.input}),
+        payload=_written("inputs", {"inputs": wanted.inputs}) if many else _written("input", {"input": wanted.input}),
         priority=PRIORITIES[priority],
         created_at=now,
         expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
-        metadata=_written(wanted.metadata) if wanted.metadata else b"{}",
+        metadata=_written("metadata", wanted.metadata) if wanted.metadata else b"{}",
         many=many,
         request_id=request.state.request_id,
         owner=caller.owner,
         idempotency_key=None if key is None else (caller.owner, key),
-        fingerprint=_fingerprint(request, body) if key is not None or chosen_id else "",
+        fingerprint=fingerprint(request, body) if key is not None or chosen_id else "",
         chosen_id=chosen_id is not None,
         quota=caller.quota,
-        webhook=webhook,
+        webhook=told,
     )
 
 
-async def _webhook(request: Request, shared: state.ApiState, caller: Caller, wanted: JobRequest) -> Webhook | None:
+async def _told(request: Request, shared: state.ApiState, caller: Caller, wanted: JobRequest) -> Webhook | None:
     if "webhook" not in wanted.model_fields_set:
         # Looked at when the key was made: what its name leads to by now is the courier's to see.
         return caller.webhook and replace(caller.webhook, request_id=request.state.request_id)
     if wanted.webhook is None:
         return None
-    own = wanted.webhook
+    return await webhook(request, shared, caller, wanted.webhook.url, wanted.webhook.events)
+
+
+async def webhook(
+    request: Request, shared: state.ApiState, caller: Caller, url: str, events: Sequence[Event]
+) -> Webhook:
+    """The webhook that a request names. Raises `Problem` for an address that is refused."""
     try:
-        await shared.targets.check(own.url)
+        await shared.targets.check(url)
     except Refused as error:
         raise problems.wrong("webhook.url", str(error)) from None
-    return Webhook(own.url, tuple(dict.fromkeys(own.events)), caller.owner, request.state.request_id)
+    return Webhook(url, tuple(dict.fromkeys(events)), caller.owner, request.state.request_id)
 
 
 async def submit(
-    request: Request, shared: state.ApiState, job: NewJob, wait_s: float | None
+    request: Request, shared: state.ApiState, caller: Caller, job: NewJob, wait_s: float | None
 ) -> tuple[Submitted, JobState | None]:
-    """Submit a job and wait for its end for so long, or not at all. Its state after that, as far as it is known."""
+    """Submit a job and wait for its end for so long, or not at all. Its state after that, as far as it is known.
+
+    Raises `Problem` when the caller's key opens nothing any more while it waits.
+    """
     if wait_s is None:
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
@@ -154,45 +173,58 @@ async def submit(
         submitted = await shared.broker.submit(job)
         request.state.job_id = submitted.id
         # The server holds it now, and thousands may wait.
-        job.payload = b""
+        job.payload, job.metadata = b"", b"{}"
         try:
-            if submitted.repeated:
-                found = await wait_for(request, shared, submitted.id, wait_s)
+            if not submitted.repeated:
+                found = await _wait(request, shared, caller, job.id, wait_s, waiter, job.expires_at)
             else:
-                found = await _wait(request, shared, job.id, wait_s, waiter, job.expires_at)
+                found = await shared.broker.fetch(submitted.id)
+                if found is not None and not found.ended:
+                    found = await wait_for(request, shared, caller, found, wait_s)
         except BrokerUnavailable:
             # The broker went away after it had accepted the job.
             found = None
     return submitted, found
 
 
-async def wait_for(request: Request, shared: state.ApiState, job_id: str, wait_s: float) -> JobState | None:
-    """The job's state when it has ended, or as it is after so long; None for an unknown id."""
-    with shared.broker.waiter(job_id) as waiter:
-        found = await shared.broker.fetch(job_id)
-        if found is None or found.ended:
-            return found
-        return await _wait(request, shared, job_id, wait_s, waiter, found.expires_at) or found
+async def wait_for(
+    request: Request, shared: state.ApiState, caller: Caller, known: JobState, wait_s: float
+) -> JobState:
+    """The job's state when it has ended, or as it is after so long; `known` is its state a moment ago.
+
+    Raises `Problem` when the caller's key opens nothing any more while it waits.
+    """
+    with shared.broker.waiter(known.id) as waiter:
+        # It may have ended since.
+        waiter.wake()
+        return await _wait(request, shared, caller, known.id, wait_s, waiter, known.expires_at) or known
 
 
-async def answered(request: Request, shared: state.ApiState, job: NewJob) -> tuple[JobState, dict[str, str]]:
+async def answered(
+    request: Request, shared: state.ApiState, caller: Caller, job: NewJob
+) -> tuple[JobState, dict[str, str]]:
     """Submit a job and wait for its result, for callers who get no other look at it. Raises `Problem` for all else.
 
-    A job whose caller has gone, or that takes longer than `api.max_wait_s`, is cancelled: nobody would read its result.
-    Whoever sends the request again with its idempotency key gets a job that runs. Also returns headers to answer with.
+    A job whose caller has gone or is shut out, or that takes longer than `api.max_wait_s`, is cancelled: nobody would
+    read its result. Whoever sends the request again with its idempotency key gets a job that runs. Also returns headers
+    to answer with.
     """
     wait_s = shared.settings.api.max_wait_s
     until = time.monotonic() + wait_s
     payload = b"" if job.idempotency_key is None else job.payload
-    submitted, found = await submit(request, shared, job, wait_s)
-    if submitted.repeated and job.idempotency_key and found is not None and found.status is JobStatus.CANCELLED:
-        await shared.broker.forget_repeat(job.idempotency_key, submitted.id)
-        job = _again(job, payload)
-        submitted, found = await submit(request, shared, job, max(0.0, until - time.monotonic()))
+    try:
+        submitted, found = await submit(request, shared, caller, job, wait_s)
+        if submitted.repeated and job.idempotency_key and found is not None and found.status is JobStatus.CANCELLED:
+            await shared.broker.forget_repeat(job.idempotency_key, submitted.id)
+            job = _again(job, payload)
+            submitted, found = await submit(request, shared, caller, job, max(0.0, until - time.monotonic()))
+    except Problem:
+        # Shut out. A job that this one repeats has another id, and may be waited for by others.
+        await _cancel(shared, job.id)
+        raise
     if found is None or not found.ended:
         if not submitted.repeated:
-            with suppress(JobEnded):
-                await shared.broker.cancel(submitted.id)
+            await _cancel(shared, submitted.id)
         found = await shared.broker.fetch(submitted.id)
     if found is None or found.status is JobStatus.CANCELLED or not found.ended:
         if shared.envelope.stopping.is_set():
@@ -201,6 +233,12 @@ async def answered(request: Request, shared: state.ApiState, job: NewJob) -> tup
     if found.error is not None:
         raise failed(found.error.type, found.error.message, "input")
     return found, told(job, submitted)
+
+
+async def _cancel(shared: state.ApiState, job_id: str) -> None:
+    """Nobody would read its result, if it has none yet."""
+    with suppress(JobEnded):
+        await shared.broker.cancel(job_id)
 
 
 def _again(job: NewJob, payload: bytes) -> NewJob:
@@ -253,31 +291,39 @@ def wanted_wait(request: Request, limit_s: float) -> Wait:
 
 
 def _seconds(given: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (seconds := float(given)) < math.inf:
-            return seconds
-    raise problems.wrong("wait", "it must be a number of seconds, 0 or more")
+    if _SECONDS.fullmatch(given):
+        return float(given)
+    raise problems.wrong("wait", "it must be a number of seconds, 0 or more, such as 5 or 0.5")
 
 
 async def _wait(
     request: Request,
     shared: state.ApiState,
+    caller: Caller,
     job_id: str,
     wait_s: float,
     waiter: Waiter,
     expires_at: float | None = None,
 ) -> JobState | None:
-    """The job's state at its end or after so long; None when the caller goes, or the server stops, before that."""
+    """The job's state at its end or after so long; None when the caller goes, or the server stops, before that.
+
+    Raises `Problem` when the caller's key was revoked, or has expired: that ends the wait too.
+    """
     # The server's own connections (`api.connection`) put it there.
     when_gone: Callable[[Callable[[], None] | None], None] = request.state.when_gone
     when_gone(waiter.abandon)
-    stopping = shared.envelope.stopping
     try:
-        return await shared.broker.wait(
-            job_id, wait_s, waiter, expires_at, lambda: waiter.abandoned or stopping.is_set()
-        )
+        # A lambda would keep a cell for each of its names, for each of thousands who wait.
+        found = await shared.broker.wait(job_id, wait_s, waiter, expires_at, partial(_over, shared, caller, waiter))
     finally:
         when_gone(None)
+    shared.gate.check(caller)
+    return found
+
+
+def _over(shared: state.ApiState, caller: Caller, waiter: Waiter) -> bool:
+    """Whether nobody is to be told of a job's end any more."""
+    return waiter.abandoned or shared.envelope.stopping.is_set() or not shared.gate.admits(caller)
 
 
 async def _refuse_failed(shared: state.ApiState, model: str) -> None:
@@ -290,23 +336,21 @@ async def _refuse_failed(shared: state.ApiState, model: str) -> None:
         )
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
     key = header(request, b"idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
-        raise Problem(kinds.INVALID_REQUEST, "Idempotency-Key must be 1 to 255 visible ASCII characters")
+        raise problems.wrong("Idempotency-Key", "it must be 1 to 255 visible ASCII characters")
     return key
 
 
-def _fingerprint(request: Request, body: bytes) -> str:
+def fingerprint(request: Request, body: bytes) -> str:
     """What a repeated request has to repeat: method, path and body."""
     return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
 
 
-def _written(value: object) -> bytes:
+def _written(field: str, value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
         # The only thing that can be read and not written again.
-        raise Problem(
-            kinds.INVALID_REQUEST, "the input or the metadata is nested too deeply: 250 levels at most"
-        ) from None
+        raise problems.wrong(field, "it is nested too deeply: 250 levels at most") from None

@@ -44,13 +44,6 @@ _PREFER = {
     "schema": {"type": "string", "examples": ["wait=10"]},
     "description": "`wait=N` is `?wait=N` as RFC 7240 writes it; `Preference-Applied` tells what was honoured.",
 }
-_IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
-    "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
-    "as that job is kept.",
-}
 _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     202: {
         "model": Accepted,
@@ -79,7 +72,7 @@ _SUBMIT_RESPONSES: dict[int | str, dict[str, Any]] = {
     ),
 }
 _SUBMIT = {
-    "parameters": [_WAIT, _PREFER, _IDEMPOTENCY_KEY],
+    "parameters": [_WAIT, _PREFER, intake.IDEMPOTENCY_KEY_PARAMETER],
     "requestBody": request_body(JobRequest),
 }
 
@@ -99,7 +92,9 @@ async def submit(request: Request) -> Response:
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body)
-    return await _submit(request, shared, job, wait)
+    # The broker will hold the job, and thousands may wait.
+    del body
+    return await _submit(request, shared, caller, job, wait)
 
 
 @router.put(
@@ -121,11 +116,12 @@ async def put(request: Request, job_id: JobId) -> Response:
     body = await body_of(request, shared.settings.api.max_payload_bytes)
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     job = await intake.new_job(request, shared, caller, intake.job_request(body), body, chosen_id=job_id)
-    return await _submit(request, shared, job, wait)
+    del body
+    return await _submit(request, shared, caller, job, wait)
 
 
-async def _submit(request: Request, shared: state.ApiState, job: NewJob, wait: Wait) -> Response:
-    submitted, found = await intake.submit(request, shared, job, wait.seconds)
+async def _submit(request: Request, shared: state.ApiState, caller: Caller, job: NewJob, wait: Wait) -> Response:
+    submitted, found = await intake.submit(request, shared, caller, job, wait.seconds)
     headers = {**intake.told(job, submitted), **wait.headers}
     if found is not None and found.ended:
         return views.response(views.job(found), 200, headers, found)
@@ -148,7 +144,7 @@ async def read(request: Request, job_id: JobId) -> Response:
     wait = intake.wanted_wait(request, shared.settings.api.max_wait_s)
     found = await job_of(request, shared, caller, job_id)
     if wait.seconds is not None and not found.ended:
-        found = await intake.wait_for(request, shared, job_id, wait.seconds) or found
+        found = await intake.wait_for(request, shared, caller, found, wait.seconds)
     position = await shared.broker.overview.position(found)
     return views.response(views.job(found, position), 200, wait.headers, found)
 

@@ -7,12 +7,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import kinds, state, tasks
+from api import kinds, state
 from api.dialects import OpenAIRoute
 from api.problems import described
 from api.schemas import ModelList, ModelView
 from broker import ModelInfo, Scope, queue_name
 from configs import ModelSettings
+from schemas import rows
 
 router = APIRouter(tags=["models"], route_class=OpenAIRoute)
 
@@ -63,7 +64,7 @@ def _view(name: str, model: ModelSettings, infos: list[ModelInfo], created: int)
         "max_wait_ms": model.max_wait_ms,
         "preferred_batch_sizes": model.preferred_batch_sizes,
         "adaptive_wait": model.adaptive_wait,
-        "input_schema": tasks.input_schema(model.task),
+        "input_schema": rows.input_schema(model.task),
     }
 
 

@@ -247,13 +247,16 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
             model=name, inputs=rows, priority=given.priority, timeout_s=given.timeout_s, webhook=None
         )
     except ValidationError as error:
-        raise problems.of_validation(error) from None
+        raise problems.of_validation(error, InferRequest) from None
     embeds = model.task == "embedding"
     output = "embedding" if embeds else "output"
     if wanted.outputs and wanted.outputs[0].name != output:
         raise wrong("outputs.0.name", f"{name} gives {output!r}")
     job = await intake.new_job(request, shared, caller, job_request, body)
-    ended, headers = await intake.answered(request, shared, job)
+    # The broker will hold the job, and thousands may wait.
+    del body, rows, job_request
+    wanted.inputs = []
+    ended, headers = await intake.answered(request, shared, caller, job)
     answer: dict[str, object] = {"model_name": name, "model_version": ended.version or model.version}
     if wanted.id is not None:
         answer["id"] = wanted.id

@@ -39,6 +39,14 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
+def form_body(model: type[BaseModel]) -> dict[str, Any]:
+    """`requestBody` of a page that reads a form with a file."""
+    return {
+        "required": True,
+        "content": {"multipart/form-data": {"schema": model.model_json_schema(ref_template=_REFERENCE)}},
+    }
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The document of this app. Made once."""
     if app.openapi_schema is None:
@@ -68,7 +76,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             _complete(operation, path)
             if "requestBody" in operation:
-                _name_body(operation["requestBody"]["content"]["application/json"], schemas)
+                for content in operation["requestBody"]["content"].values():
+                    _name_body(content, schemas)
     return made
 
 

@@ -10,17 +10,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard, get_args
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.kinds import BROKER_PROBLEMS, INVALID_REQUEST, Kind
-from api.schemas import JobRequest
 from broker import Rate, RateState
-from broker.errors import BrokerError, BrokerUnavailable, QueueFull, TooFast, TooManyOpen
+from broker.errors import BrokerError, BrokerUnavailable, FileQuota, QueueFull, TooFast, TooManyOpen
 
 MEDIA_TYPE = "application/problem+json"
 #: Of a request with many errors so many are told, and of a name that the caller made up so many characters: an answer
@@ -72,7 +71,10 @@ def of_broker(error: BrokerError) -> Problem:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, TooFast | TooManyOpen) and error.rate is not None:
         headers |= rate_headers(error.rate, error.state)
-    return Problem(kind, str(error), headers=headers)
+    extra: dict[str, object] = {}
+    if isinstance(error, FileQuota):
+        extra = {"used_bytes": error.used_bytes, "quota_bytes": error.quota_bytes}
+    return Problem(kind, str(error), extra, headers)
 
 
 def rate_headers(rate: Rate, rate_state: RateState) -> dict[str, str]:
@@ -114,15 +116,18 @@ def wrong(field: str, message: str) -> Problem:
     return Problem(INVALID_REQUEST, f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
 
 
-def of_validation(error: ValidationError, *above: str) -> Problem:
-    """A body that failed validation; `above` is the path of what was validated."""
-    return invalid([{**detail, "loc": (*above, *detail["loc"])} for detail in error.errors(include_url=False)])
+def of_validation(error: ValidationError, model: type[BaseModel] | None, *above: str) -> Problem:
+    """A body that failed validation by `model`, or by a schema that has no name; `above` is the path of it."""
+    return invalid([{**detail, "loc": (*above, *detail["loc"])} for detail in error.errors(include_url=False)], model)
 
 
-def invalid(errors: Sequence[Mapping[str, object]]) -> Problem:
-    """A request that failed validation; `errors` as pydantic lists them, the values themselves left out."""
+def invalid(errors: Sequence[Mapping[str, object]], model: type[BaseModel] | None = None) -> Problem:
+    """A request that failed validation; `errors` as pydantic lists them, the values themselves left out.
+
+    Of the fields of `model` the one is named that a caller may have meant.
+    """
     listed = [
-        {"field": ".".join(str(part)[:MAX_NAME] for part in _parts(error)), "message": _message(error)}
+        {"field": ".".join(str(part)[:MAX_NAME] for part in _parts(error)), "message": _message(error, model)}
         for error in errors[:MAX_LISTED]
     ]
     told = [f"{error['field']}: {error['message']}" if error["field"] else error["message"] for error in listed]
@@ -138,14 +143,35 @@ def _parts(error: Mapping[str, object]) -> Sequence[object]:
     return location[1:] if location[:1] in (("query",), ("path",), ("header",)) else location
 
 
-def _message(error: Mapping[str, object]) -> str:
+def _message(error: Mapping[str, object], model: type[BaseModel] | None) -> str:
     if error["type"] == "extra_forbidden":
-        near = get_close_matches(str(_parts(error)[-1])[:MAX_NAME], JobRequest.model_fields, n=1)
+        *above, name = _parts(error)
+        near = get_close_matches(str(name)[:MAX_NAME], _fields(model, above), n=1)
         return f"there is no such field; did you mean `{near[0]}`?" if near else "there is no such field"
     if error["type"] == "model_type":
         # Its own words name a class of ours.
         return "a JSON object is expected"
     return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _fields(model: object, path: Sequence[object]) -> list[str]:
+    """The fields of what stands at this path of a model."""
+    for part in path:
+        if isinstance(part, str):
+            field = model.model_fields.get(part) if _is_model(model) else None
+            model = None if field is None else _model_in(field.annotation)
+    return list(model.model_fields) if _is_model(model) else []
+
+
+def _model_in(annotation: object) -> object:
+    """The model that a field holds: as it is, in a list, or beside None."""
+    if _is_model(annotation):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 async def on_problem(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from broker import JobEvent, JobStatus, Priority
+from broker import BatchEvent, JobEvent, JobStatus, Priority
 from broker.deliveries import DeliveryState
 
 PriorityName = Literal["high", "normal", "low"]
@@ -187,11 +187,14 @@ class DeliveryView(BaseModel):
 
     id: str
     object: Literal["delivery"]
-    event: JobEvent
+    event: JobEvent | BatchEvent
     url: str
     state: DeliveryState
     created_at: datetime
     next_attempt_at: datetime | None
+    put_off: str | None = Field(
+        description="Why a delivery that was due is not made before `next_attempt_at`, in words; counts as no attempt."
+    )
     attempts: list[DeliveryAttempt]
 
 

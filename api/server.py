@@ -72,7 +72,8 @@ def serve(settings: Settings, listener: socket.socket, place: Place | None = Non
     """Serve HTTP on this socket until SIGINT or SIGTERM. Others may do so too, each with a `place` of its own."""
     configure(settings.logging.level, settings.logging.format, service="api")
     # What a caller did wrong is counted, and told to the caller; a line for each would be the caller's to fill the log.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     app = create_app(settings, place)
     config = uvicorn.Config(
         app,

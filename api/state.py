@@ -15,6 +15,7 @@ from api.kinds import UNKNOWN_MODEL
 from api.problems import Problem, shown
 from api.targets import TargetCheck
 from broker import AsyncBroker, ModelInfo
+from bulk.store import FileStore
 from configs import ModelSettings, Settings
 from telemetry.metrics import ApiMetrics
 from telemetry.page import MetricsPage
@@ -32,6 +33,7 @@ class ApiState:
     metrics: ApiMetrics
     envelope: Envelope
     targets: TargetCheck = field(init=False)
+    store: FileStore = field(init=False)
     #: Unix seconds.
     started_at: int = field(default_factory=lambda: int(time.time()))
     _announced: dict[str, list[ModelInfo]] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class ApiState:
 
     def __post_init__(self) -> None:
         self.targets = TargetCheck(self.settings.webhooks.policy)
+        self.store = FileStore(self.settings.files.storage)
 
     def model(self, name: str) -> ModelSettings:
         """A model of this service. Raises `Problem` for another name."""

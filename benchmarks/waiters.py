@@ -1,7 +1,7 @@
 """What a caller costs that waits for a result and for nothing else: memory and processor time of one API process.
 
-Many connections, each of which has submitted a job of its own with `Prefer: wait`; no worker, so nothing happens. Then
-all jobs are ended at once, and each caller is answered.
+Many connections, each of which waits for a job of its own: with the submit (`Prefer: wait`), and, in another process,
+with a read after it. No worker, so nothing happens. Then all jobs are ended at once, and each caller is answered.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 import urllib.request
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import orjson
@@ -26,14 +27,35 @@ TARGET_MB = 200.0
 OPENING = 256
 WAIT_S = 300
 _BODY = b'{"model": "echo", "input": "a text of some length"}'
-_REQUEST = (
-    b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nPrefer: wait=%d\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (WAIT_S, len(_BODY), _BODY)
+_SUBMIT = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n%s"
 )
+_READ = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n"
+_PREFER = b"Prefer: wait=%d\r\n" % WAIT_S
+_LOCATION = re.compile(rb"^location: (\S+)", re.IGNORECASE | re.MULTILINE)
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def run(*, quick: bool) -> Report:
     waiters, idle_s = (10_000, 10) if quick else (10_000, 60)
+    measured = {how: _measured(wait, waiters, idle_s) for how, wait in (("submit", _wait_at_submit), ("read", _read))}
+    lines: list[str] = []
+    ratios: list[Ratio] = []
+    for how, found in measured.items():
+        held, total = found["memory_mb"] - found["memory_before_mb"], found["memory_mb"]
+        lines += [
+            f"{waiters:,} waiters by {how}: {held * 1e3 / waiters:.1f} kB each, {found['cpu_idle']:.2%} of a core, "
+            f"{found['commands_per_s']:.1f} broker commands/s",
+            f"all jobs ended at once: the last of them answered after {found['answered_s']:.2f} s",
+        ]
+        name = f"memory of the API process with 10,000 waiters by {how}"
+        ratios.append(Ratio(name, total / TARGET_MB, 1.0, total, TARGET_MB, "MB", True))
+    return Report("waiters", ratios, {"waiters": waiters, **measured}, lines)
+
+
+def _measured(wait: Callable[[_Connection], Awaitable[None]], waiters: int, idle_s: int) -> dict[str, float]:
+    """What an API process of its own takes for so many who `wait`."""
     port = free_port()
     with server() as valkey:
         config: dict[str, object] = {
@@ -42,28 +64,45 @@ def run(*, quick: bool) -> Report:
         }
         with sheaf(["api"], config) as log:
             wait_for_page(f"http://127.0.0.1:{port}/livez", log)
-            measured = asyncio.run(_measure(port, valkey.url, waiters, idle_s, log))
-    held, total = measured["memory_mb"] - measured["memory_before_mb"], measured["memory_mb"]
-    lines = [
-        f"{waiters:,} waiters: {held * 1e3 / waiters:.1f} kB each, {measured['cpu_idle']:.2%} of a core, "
-        f"{measured['commands_per_s']:.1f} broker commands/s",
-        f"all jobs ended at once: the last of them answered after {measured['answered_s']:.2f} s",
-    ]
-    ratio = Ratio("memory of the API process with 10,000 waiters", total / TARGET_MB, 1.0, total, TARGET_MB, "MB", True)
-    return Report("waiters", [ratio], {"waiters": waiters, **measured}, lines)
+            return asyncio.run(_measure(port, valkey.url, wait, waiters, idle_s, log))
 
 
-async def _measure(port: int, broker_url: str, waiters: int, idle_s: int, log: Path) -> dict[str, float]:
+async def _wait_at_submit(connection: _Connection) -> None:
+    _, writer = connection
+    writer.write(_SUBMIT % (_PREFER, len(_BODY), _BODY))
+    await writer.drain()
+
+
+async def _read(connection: _Connection) -> None:
+    """Submit a job, then wait for it."""
+    reader, writer = connection
+    writer.write(_SUBMIT % (b"", len(_BODY), _BODY))
+    head = await reader.readuntil(b"\r\n\r\n")
+    place = _LOCATION.search(head)
+    if place is None:
+        raise BenchmarkError(f"a submit was answered {head.decode()}")
+    await reader.readuntil(b"}}")
+    writer.write(_READ % (place[1], _PREFER))
+    await writer.drain()
+
+
+async def _measure(
+    port: int,
+    broker_url: str,
+    wait: Callable[[_Connection], Awaitable[None]],
+    waiters: int,
+    idle_s: int,
+    log: Path,
+) -> dict[str, float]:
     await asyncio.to_thread(_page, port)
     before = await asyncio.to_thread(_page, port)
     room = asyncio.Semaphore(OPENING)
 
-    async def open_one() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open_one() -> _Connection:
         async with room:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(_REQUEST)
-            await writer.drain()
-            return reader, writer
+            connection = await asyncio.open_connection("127.0.0.1", port)
+            await wait(connection)
+            return connection
 
     connections = await asyncio.gather(*(open_one() for _ in range(waiters)))
     await asyncio.to_thread(_wait_for_all, port, waiters, log)

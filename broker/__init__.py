@@ -2,21 +2,31 @@
 
 from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
+from broker.batches import BatchFault, BatchRecord, BatchStatus, told_of_end
 from broker.bulk_runs import BulkRun, BulkRuns, RunKind, RunState, Wanted
 from broker.errors import (
     BadMessage,
+    BatchEnded,
     BrokerError,
     BrokerUnavailable,
     EmbeddedServerError,
+    FileQuota,
     IdempotencyConflict,
     IdTaken,
     JobEnded,
+    LeaseLost,
     QueueFull,
     TooFast,
+    TooManyBatches,
+    TooManyFiles,
     TooManyOpen,
+    UnknownFile,
     UnsupportedServer,
 )
+from broker.files import FileRecord, Files, is_file_id
 from broker.jobs import (
+    EVENTS,
+    BatchEvent,
     JobEvent,
     JobFailure,
     JobState,
@@ -50,9 +60,15 @@ from broker.traffic import TrafficRow
 from broker.waiting import Waiter
 
 __all__ = [
+    "EVENTS",
     "AccessKey",
     "AsyncBroker",
     "BadMessage",
+    "BatchEnded",
+    "BatchEvent",
+    "BatchFault",
+    "BatchRecord",
+    "BatchStatus",
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
@@ -60,6 +76,9 @@ __all__ = [
     "BulkRuns",
     "Delayed",
     "EmbeddedServerError",
+    "FileQuota",
+    "FileRecord",
+    "Files",
     "FollowUp",
     "IdTaken",
     "IdempotencyConflict",
@@ -70,6 +89,7 @@ __all__ = [
     "JobStatus",
     "KeyRegistry",
     "Lease",
+    "LeaseLost",
     "Leased",
     "ModelInfo",
     "NewJob",
@@ -90,12 +110,17 @@ __all__ = [
     "StartAnswer",
     "Submitted",
     "TooFast",
+    "TooManyBatches",
+    "TooManyFiles",
     "TooManyOpen",
     "TrafficRow",
+    "UnknownFile",
     "UnsupportedServer",
     "Waiter",
     "Wanted",
     "Webhook",
     "WorkerInfo",
+    "is_file_id",
     "queue_name",
+    "told_of_end",
 ]

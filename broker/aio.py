@@ -16,12 +16,14 @@ import redis.asyncio
 
 from broker import pidbox
 from broker.access import AccessKeys
+from broker.batches import Batches
 from broker.bulk_runs import BulkRuns
 from broker.connect import check_server_info, connect_async
 from broker.deliveries import DeliveryReader
 from broker.draining import DrainRates
 from broker.errors import JobEnded
 from broker.faults import translated_async, tried_twice
+from broker.files import Files
 from broker.jobs import (
     JobState,
     JobStatus,
@@ -75,6 +77,8 @@ class AsyncBroker:
         self._watching = asyncio.create_task(drain_rates.run()) if queues else None
         self.deliveries = DeliveryReader(client, keys)
         self.bulk_runs = BulkRuns(client, keys)
+        self.batches = Batches(client, keys)
+        self.files = Files(client, keys)
         db = client.connection_pool.connection_kwargs.get("db") or 0
         self._listener = ResultListener(client, keys, pidbox.channel(keys.prefix, db), self._revoke)
 
@@ -171,6 +175,8 @@ class AsyncBroker:
                 return state
             # One that has begun does not expire any more.
             expires_at = state.expires_at if state.status is JobStatus.QUEUED else None
+            # Thousands may wait on.
+            del state
         return await self.fetch(job_id)
 
     async def cancel(self, job_id: str) -> JobState | None:

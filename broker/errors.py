@@ -3,11 +3,17 @@
 BrokerError
 ├── BrokerUnavailable    no answer, refused, loading, read-only, out of memory: try again later
 ├── QueueFull            admission refused the job: nothing was stored
-├── IdempotencyConflict  the same key came before with another payload
+├── IdempotencyConflict  the same key came before with another request
 ├── IdTaken              the id that a caller chose is another job's
 ├── TooManyOpen          the caller has as many jobs that have not ended as they may
 ├── TooFast              the caller submits faster than they may
 ├── JobEnded             a job that has ended cannot be cancelled
+├── BatchEnded           neither can a batch
+├── TooManyBatches       the owner has as many batches that have not ended as they may
+├── LeaseLost            somebody else holds now what was to be written of
+├── FileQuota            the owner's files may not take so much room: the file was not kept
+├── TooManyFiles         the owner has as many files as they may: the file was not kept
+├── UnknownFile          there is no file of this id among the owner's
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
 └── BadMessage           a queued message that no job can be made of
@@ -42,10 +48,12 @@ class QueueFull(BrokerError):
 
 
 class IdempotencyConflict(BrokerError):
-    """An idempotency key was used before with another payload."""
+    """An idempotency key was used before for another request: another path, or another payload."""
 
     def __init__(self, key: str, job_id: str) -> None:
-        super().__init__(f"idempotency key {key!r} belongs to job {job_id}, which had another payload")
+        super().__init__(
+            f"idempotency key {key!r} was used for another request, with another path or payload: that of job {job_id}"
+        )
         self.job_id = job_id
 
 
@@ -86,6 +94,55 @@ class JobEnded(BrokerError):
 
 
 _ENDINGS = {"cancelled": "was cancelled"}
+
+
+class BatchEnded(BrokerError):
+    """What was asked of a batch makes sense only before it has ended."""
+
+    def __init__(self, batch_id: str, status: str) -> None:
+        super().__init__(f"batch {batch_id} has ended: it {_ENDINGS.get(status, status)}; nothing was changed")
+
+
+class TooManyBatches(BrokerError):
+    """The batch was not stored: `limit` of its owner's have not ended."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} of your batches have not ended, as many as may be: wait for one, or cancel one")
+
+
+class LeaseLost(BrokerError):
+    """The lease ran out, and whoever holds it now writes of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the lease of {name} was lost")
+
+
+class FileQuota(BrokerError):
+    """The file was not kept: with it the owner's files would take more than they may."""
+
+    def __init__(self, used_bytes: int, quota_bytes: int) -> None:
+        super().__init__(
+            f"your other files take {used_bytes} bytes, and all together may take {quota_bytes} (files.quota_bytes): "
+            "delete some that you need no more"
+        )
+        self.used_bytes = used_bytes
+        self.quota_bytes = quota_bytes
+
+
+class TooManyFiles(BrokerError):
+    """The file was not kept: the owner has as many as they may."""
+
+    def __init__(self, quota_files: int) -> None:
+        super().__init__(
+            f"you have the {quota_files} files that you may have (files.quota_files): delete some that you need no more"
+        )
+
+
+class UnknownFile(BrokerError):
+    """No file of this id is known, or it is another owner's."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}: its id is wrong, its time is over, or it was deleted")
 
 
 class UnsupportedServer(BrokerError):

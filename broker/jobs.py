@@ -49,16 +49,27 @@ class JobEvent(StrEnum):
     EXPIRED = "job.expired"
 
 
+class BatchEvent(StrEnum):
+    """The ends of a batch that a webhook may be told of."""
+
+    COMPLETED = "batch.completed"
+    FAILED = "batch.failed"
+    EXPIRED = "batch.expired"
+    CANCELLED = "batch.cancelled"
+
+
+Event = JobEvent | BatchEvent
+
 # Calling an enum takes longer than all else that is done with a webhook for each job.
-_EVENTS = {event.value: event for event in JobEvent}
+EVENTS: dict[str, Event] = {event.value: event for event in (*JobEvent, *BatchEvent)}
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Whom to tell of a job's end: an address, and the ends that it asked for."""
+    """Whom to tell of the end of a job or batch: an address, and the ends that it asked for."""
 
     url: str
-    events: tuple[JobEvent, ...] = tuple(JobEvent)
+    events: tuple[Event, ...] = tuple(EVENTS.values())
     #: Whose secret signs the calls.
     owner: str = ""
     #: Of the submit; found again in the log lines of the calls.
@@ -76,8 +87,8 @@ class Webhook:
                 "owner": str(owner),
                 "request_id": (str() | None) as request_id,
             }:
-                if set(events) <= _EVENTS.keys():
-                    return cls(url, tuple([_EVENTS[event] for event in events]), owner, request_id)
+                if set(events) <= EVENTS.keys():
+                    return cls(url, tuple([EVENTS[event] for event in events]), owner, request_id)
         raise ValueError("the webhook is not as it should be")
 
 
@@ -180,6 +191,8 @@ class JobState:
     timings: bytes | None
     #: Of all rows together, as the model counts; None for one that did not run, or not yet.
     input_tokens: int | None = None
+    #: Of each row of a job of many that ran.
+    row_tokens: tuple[int, ...] | None = None
     #: Rows done and rows, of a job of many that runs; None for another.
     progress: tuple[int, int] | None = None
     #: Whose job it is; None where no record says so: a plain Celery client's.

@@ -158,9 +158,25 @@ class Keys:
         """hash: id of an access key -> what is known of it, JSON; never the key itself."""
         return self._own + "keys"
 
+    def batch(self, batch_id: str) -> str:
+        """hash with TTL: `record`, JSON; `fingerprint` of its request; `cancelling_at`, Unix seconds, if so."""
+        return f"{self._own}batch:{batch_id}"
+
+    def batches(self, owner: str) -> str:
+        """sorted set with TTL: id of an owner's batch -> Unix milliseconds of its making; the newest ones only."""
+        return f"{self._own}batches:{owner}"
+
+    def open_batches(self, owner: str) -> str:
+        """set with TTL: ids of an owner's batches that have not ended."""
+        return f"{self._own}open-batches:{owner}"
+
     def delivery(self, delivery_id: str) -> str:
         """hash with TTL: `round`, and `record`, JSON, of one event's way to a webhook; see `broker.deliveries`."""
         return f"{self._own}delivery:{delivery_id}"
+
+    def put_off(self, delivery_id: str) -> str:
+        """string with TTL: `unix milliseconds:lease tag:reason`, until when and why a delivery is not made."""
+        return f"{self._own}put-off:{delivery_id}"
 
     @property
     def deliveries(self) -> str:
@@ -179,6 +195,24 @@ class Keys:
     def bulk_runs(self) -> str:
         """sorted set with TTL: id of a bulk run -> Unix seconds of its last report; the newest ones only."""
         return self._own + "bulk-runs"
+
+    def file(self, file_id: str) -> str:
+        """string: what is known of a file, JSON; until it is removed, at its end or before."""
+        return f"{self._own}file:{file_id}"
+
+    def files(self, owner: str) -> str:
+        """sorted set: id of an owner's file -> Unix milliseconds of its making; until the files are removed."""
+        return f"{self._own}files:{owner}"
+
+    @property
+    def expiring_files(self) -> str:
+        """sorted set: id of a file -> its end, Unix milliseconds; until the files are removed."""
+        return self._own + "expiring-files"
+
+    @property
+    def file_bytes(self) -> str:
+        """hash: owner -> bytes of all their files, of those that are still coming too; no zeros."""
+        return self._own + "file-bytes"
 
     @property
     def workers(self) -> str:

@@ -21,6 +21,8 @@ from broker.jobs import NewJob, Webhook
 TASK_NAME = "sheaf.infer"
 #: The task, and its queue, that carries on where a job of somebody's canvas ended: link, chain, chord.
 CALLBACKS = "sheaf.callbacks"
+#: The task, and its queue, that runs a batch of requests from a file; see `broker.batches`.
+BATCHES = "sheaf.batches"
 #: The queue of what webhooks are to be told; see `broker.webhooks`.
 WEBHOOKS = "sheaf.webhooks"
 
@@ -83,6 +85,12 @@ def encode(job: NewJob) -> bytes:
 def encode_callbacks(call_id: str, job_id: str, ended: bytes) -> bytes:
     """The message, for the queue `CALLBACKS`, that carries on where job `job_id` left off; `ended` is JSON."""
     return _encode(CALLBACKS, call_id, CALLBACKS, b'{"input":' + ended + b"}", parent_id=job_id)
+
+
+def encode_batch(batch_id: str, created_at: float, request_id: str | None, owner: str) -> bytes:
+    """The message, for the queue `BATCHES`, that has a batch run; what it is lies in its record."""
+    own: dict[str, object] = {"enqueued_at": created_at, "request_id": request_id, "owner": owner, "counted_by": ""}
+    return _encode(BATCHES, batch_id, BATCHES, orjson.dumps({"batch_id": batch_id}), own=own)
 
 
 def _encode(

@@ -63,6 +63,8 @@ class RunFacts:
     timings: Mapping[str, float | int] | None
     #: Of all rows together, as the model counts; None for a job that did not run.
     input_tokens: int | None = None
+    #: Of each row of a job of many.
+    row_tokens: Sequence[int] | None = None
     #: Ids of the tasks that were called because of this one.
     children: Sequence[str] = ()
 
@@ -103,6 +105,7 @@ def _meta(job_id: str, status: JobStatus, result: object, traceback: str | None,
             "finished_at": facts.finished_at,
             "timings": facts.timings,
             "input_tokens": facts.input_tokens,
+            **({} if facts.row_tokens is None else {"row_tokens": facts.row_tokens}),
         },
     }
 
@@ -154,7 +157,7 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         many=known["many"],
         result=None,
         error=None,
-        metadata=orjson.dumps(known["metadata"]),
+        metadata=_trimmed(orjson.dumps(known["metadata"])),
         timings=None,
         progress=(int(rows[0]), int(rows[1])) if rows else None,
         owner=known.get("owner", ""),
@@ -162,6 +165,11 @@ def job_state(job_id: str, record: bytes | None, started: bytes | None, meta: by
         counted_by=known.get("counted_by", ""),
         webhook=Webhook.of_json(known.get("webhook")),
     )
+
+
+def _trimmed(text: bytes) -> bytes:
+    """A copy of what orjson wrote, which keeps its buffer of 4 kB or more: thousands may wait, with a state each."""
+    return bytes(memoryview(text))
 
 
 def _ending(meta: bytes | None) -> dict[str, object] | None:
@@ -200,6 +208,7 @@ def _ended_state(job_id: str, record: bytes | None, meta: dict[str, object]) -> 
         metadata=orjson.dumps(known.get("metadata", {})),
         timings=None if timings is None else orjson.dumps(timings),
         input_tokens=_whole(facts.get("input_tokens")),
+        row_tokens=_wholes(facts.get("row_tokens")),
         owner=None if record is None else known.get("owner", ""),
         counted_by=known.get("counted_by", ""),
         webhook=Webhook.of_json(known.get("webhook")),
@@ -219,6 +228,10 @@ def _text(value: object) -> str | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _wholes(value: object) -> tuple[int, ...] | None:
+    return tuple(value) if isinstance(value, list) else None
 
 
 def _number(value: object) -> float | None:

@@ -13,7 +13,7 @@ from typing import Self
 import orjson
 
 from broker.errors import BadMessage
-from broker.jobs import JobEvent, JobState, JobStatus, Webhook
+from broker.jobs import EVENTS, Event, JobEvent, JobState, JobStatus, Webhook
 
 _NAMESPACE = uuid.UUID("6d0f5c0a-52fd-5b43-8a3c-0b1a5e2f7d11")
 
@@ -22,7 +22,8 @@ _NAMESPACE = uuid.UUID("6d0f5c0a-52fd-5b43-8a3c-0b1a5e2f7d11")
 class Notification:
     """One event that is to be told to one address."""
 
-    event: JobEvent
+    event: Event
+    #: Of the job, or of the batch.
     job_id: str
     model: str
     url: str
@@ -61,7 +62,7 @@ class Notification:
         """Raises `BadMessage`."""
         try:
             fields = orjson.loads(raw)
-            told = cls(**(fields | {"event": JobEvent(fields["event"])}))
+            told = cls(**(fields | {"event": EVENTS[fields["event"]]}))
             told._check()
             return told
         except (KeyError, TypeError, ValueError) as error:
@@ -75,7 +76,7 @@ class Notification:
             raise TypeError("a field is not of its type")
 
 
-def delivery_id(job_id: str, event: JobEvent) -> str:
+def delivery_id(job_id: str, event: Event) -> str:
     return f"msg_{uuid.uuid5(_NAMESPACE, f'{job_id}/{event}').hex}"
 
 

@@ -40,6 +40,8 @@ class Outcome:
     number: int
     output: object = None
     failure: JobFailure | None = None
+    #: As the model counts; 0 for one that did not run.
+    tokens: int = 0
 
 
 def chunks(items: Sequence[Item]) -> Iterator[list[Item]]:

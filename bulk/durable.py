@@ -28,7 +28,7 @@ def failing_as_output(place: str) -> Iterator[None]:
         raise OutputFailed(place, error.strerror or str(error)) from error
 
 
-def write_all(sink: Sink, data: bytes) -> None:
+def write_all(sink: Sink, data: bytes | memoryview) -> None:
     """Write all of `data`, however little is taken at a time."""
     rest = memoryview(data)
     while rest:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -30,10 +29,10 @@ from broker import (
     JobStatus,
     NewJob,
     Priority,
-    QueueFull,
     queue_name,
 )
 from bulk.chunks import Item, Outcome, chunks, payload
+from bulk.patience import patiently
 from bulk.steering import Steering
 
 log = logging.getLogger(__name__)
@@ -47,8 +46,6 @@ LOOK_AGAIN_S = 30.0
 #: A message that fails as a whole is cut into so many. If one row is the cause and kills its worker each time, each cut
 #: costs as many workers as a message has attempts, so few cuts are better than few messages.
 PARTS = 8
-#: Longest pause between attempts to reach the broker, seconds.
-MAX_BACKOFF_S = 5.0
 #: Seconds for which a pause lets messages end that have begun; after that they are taken back too.
 PAUSE_GRACE_S = 5.0
 #: Seconds between looks at what is to be taken back: a submit may be under way.
@@ -162,7 +159,8 @@ class Engine:
         state = await self._ended(chunk)
         if state.status is JobStatus.SUCCEEDED and state.result is not None:
             rows: list[dict[str, Any]] = orjson.loads(state.result)
-            return [_outcome(item, row) for item, row in zip(chunk, rows, strict=True)]
+            tokens = state.row_tokens or (0,) * len(rows)
+            return [_outcome(item, row, counted) for item, row, counted in zip(chunk, rows, tokens, strict=True)]
         if len(chunk) > 1 and state.status is JobStatus.FAILED:
             log.warning(
                 "Rows that failed together are tried apart.",
@@ -180,7 +178,7 @@ class Engine:
             await self._steering.going()
             job = self._job(chunk)
             self._open.add(job.id)
-            await self._patiently(partial(self._broker.submit, job))
+            await patiently(partial(self._broker.submit, job))
             state = await self._end_of(job.id)
             taken_back = state is not None and self._was_taken_back(state)
             self._open.discard(job.id)
@@ -192,11 +190,11 @@ class Engine:
 
     async def _end_of(self, job_id: str) -> JobState | None:
         """How the job ended, which is kept here alone from then on; None when the broker knows nothing of it."""
-        while (state := await self._patiently(partial(self._broker.wait, job_id, LOOK_AGAIN_S))) is not None:
+        while (state := await patiently(partial(self._broker.wait, job_id, LOOK_AGAIN_S))) is not None:
             if state.ended:
                 # What was taken back stays cancelled there: a worker that has begun it would else store its result.
                 if not self._was_taken_back(state):
-                    await self._patiently(partial(self._broker.forget, self._owner, job_id))
+                    await patiently(partial(self._broker.forget, self._owner, job_id))
                 return state
         return None
 
@@ -216,21 +214,6 @@ class Engine:
             owner=self._owner,
         )
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The broker's answer, however long it is away or full."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except QueueFull as error:
-                pause_s = min(error.retry_after_s, MAX_BACKOFF_S)
-            except BrokerUnavailable as error:
-                if not failures:
-                    log.warning("The broker is away; rows go on when it is back.", extra={"cause": str(error)})
-                pause_s = min(MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10))
-            failures += 1
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-
 
 def _first_ready(order: Sequence[int], ready: dict[int, Outcome]) -> list[Outcome]:
     """The outcomes with which the order begins, taken out of `ready`."""
@@ -243,7 +226,7 @@ def _first_ready(order: Sequence[int], ready: dict[int, Outcome]) -> list[Outcom
     return found
 
 
-def _outcome(item: Item, row: dict[str, Any]) -> Outcome:
+def _outcome(item: Item, row: dict[str, Any], tokens: int) -> Outcome:
     if "error" in row:
         return Outcome(item.number, failure=JobFailure(row["error"]["type"], row["error"]["message"]))
-    return Outcome(item.number, row["output"])
+    return Outcome(item.number, row["output"], tokens=tokens)

@@ -19,7 +19,10 @@ One row that cannot be read is no error here: it is a `BadRow` among the rows. `
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BulkError(Exception):
@@ -38,6 +41,11 @@ class InputFailed(BulkError):
         self.place = place
         self.reason = reason
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing at the place."""
+        return isinstance(self.__cause__, FileNotFoundError)
+
 
 class NoSuchColumn(BulkError):
     """The input's header, or its schema, lacks a column that the caller names."""
@@ -53,6 +61,11 @@ class OutputFailed(BulkError):
         super().__init__(f"cannot write {place}: {reason}")
         self.place = place
         self.reason = reason
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for it: the disk, or what may be used of it, is full."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in _FULL
 
 
 class OutputExists(OutputFailed):

@@ -125,9 +125,9 @@ class _Guarded(io.RawIOBase):
         try:
             data = self._stream.read(min(len(view), self._at_once))
         except DAMAGED as error:
-            raise InputFailed(self._location.url, _cause(error)) from error
+            raise InputFailed(self._location.url, cause(error)) from error
         except Exception as error:  # what clients of remote stores raise has no common base
-            raise InputFailed(self._location.url, _cause(error)) from error
+            raise InputFailed(self._location.url, cause(error)) from error
         view[: len(data)] = data
         return len(data)
 
@@ -161,7 +161,7 @@ def open_text(location: Location) -> Opened:
     try:
         stream = unpacked(location.compression, raw)
     except DAMAGED as error:
-        raise InputFailed(location.url, _cause(error)) from error
+        raise InputFailed(location.url, cause(error)) from error
     return Opened(io.BufferedReader(_Guarded(location, stream, raw), _READ_BYTES), raw, size)
 
 
@@ -195,6 +195,18 @@ def describe(location: Location) -> dict[str, Any]:
         return dict(fs.info(path))
 
 
+def size_of(location: Location) -> int:
+    """A file's bytes.
+
+    Raises:
+        InputFailed: there is no such file, or the store does not answer.
+    """
+    if location.path is None:
+        return int(describe(location)["size"])
+    with _failing_as(InputFailed, location):
+        return location.path.stat().st_size
+
+
 def exists(location: Location) -> bool:
     """Whether there is a file, or anything else of that name.
 
@@ -225,7 +237,7 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
     except OutputFailed:
         raise
     except Exception as error:  # what clients of remote stores raise has no common base
-        raise OutputFailed(location.url, _cause(error, location)) from error
+        raise OutputFailed(location.url, cause(error, location)) from error
 
 
 @contextmanager
@@ -234,10 +246,10 @@ def _failing_as(kind: type[InputFailed | OutputFailed], location: Location) -> G
     try:
         yield
     except Exception as error:
-        raise kind(location.url, _cause(error, location)) from error
+        raise kind(location.url, cause(error, location)) from error
 
 
-def _cause(error: Exception, location: Location | None = None) -> str:
+def cause(error: Exception, location: Location | None = None) -> str:
     """An exception in words for whoever named the file."""
     if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError):
         return error.strerror

@@ -12,11 +12,11 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import JsonValue
 
@@ -24,8 +24,9 @@ from broker import AsyncBroker, JobFailure
 from bulk.checkpoint import Checkpoint
 from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
+from bulk.driving import drive, to_its_end
 from bulk.engine import WINDOW, Engine
-from bulk.errors import NoSuchColumn, NotResumable, OutputExists, OutputFailed
+from bulk.errors import NoSuchColumn, NotResumable, OutputExists
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
@@ -35,11 +36,6 @@ from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
 from bulk.steering import Steering
 from bulk.writing import finish_output, open_writer
-
-T = TypeVar("T")
-
-#: Seconds between checkpoints: so much work is done again after a kill. Each costs two flushes to disk.
-CHECKPOINT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,26 +252,13 @@ async def run(
     owner = f"bulk-{uuid.uuid4().hex[:12]}"
     engine = Engine(broker, task.model, owner=owner, window=task.window, steering=steering)
     async with _opened(task, checkpoint) as files:
-        outcomes = engine.outcomes(lambda most: _undisturbed(files.take, most))
-        saved_at = time.monotonic()
-        try:
+
+        def told() -> None:
+            files.progress = replace(files.progress, paused_s=steering.paused_s)
             tell(files.progress)
-            async for some in outcomes:
-                await _undisturbed(files.write, some)
-                files.progress = replace(files.progress, paused_s=steering.paused_s)
-                tell(files.progress)
-                if not some or time.monotonic() - saved_at > CHECKPOINT_EVERY_S:
-                    await _undisturbed(files.save)
-                    saved_at = time.monotonic()
-                if not some:
-                    steering.rest()
-        except BaseException:
-            await outcomes.aclose()
-            await engine.abandon()
-            with suppress(OutputFailed):
-                await _undisturbed(files.save)
-            raise
-        await _to_its_end(files.commit)
+
+        await drive(engine, files, told, steering)
+        await to_its_end(files.commit)
     return files.progress
 
 
@@ -341,23 +324,3 @@ def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
 
 def _named(task: Task) -> Iterator[str]:
     yield from (name for name in (task.column, task.id_column) if name is not None)
-
-
-async def _to_its_end(call: Callable[[], T]) -> T:
-    """Run it on a thread. A cancellation comes too late; a second one does not wait."""
-    running = asyncio.ensure_future(asyncio.to_thread(call))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        return running.result()
-
-
-async def _undisturbed(call: Callable[..., T], *arguments: object) -> T:
-    """Run it on a thread. A cancellation waits until it is done: else it would go on beside what follows."""
-    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise

@@ -14,6 +14,8 @@ from cli.loading import loaded_settings
 app = typer.Typer(no_args_is_help=True, help="Look at the settings.")
 
 _HIDDEN = "**********"
+#: Settings whose values may hold a password.
+_URLS = (("broker", "url"), ("files", "storage"))
 
 
 @app.callback()
@@ -56,6 +58,6 @@ def _leaves(tree: dict[str, object], above: tuple[str, ...]) -> Iterator[tuple[t
 
 
 def _shown(key: tuple[str, ...], value: object) -> object:
-    if key == ("broker", "url") and isinstance(value, str) and urlsplit(value).password:
+    if key in _URLS and isinstance(value, str) and urlsplit(value).password:
         return value.replace(f":{urlsplit(value).password}@", f":{_HIDDEN}@")
     return value

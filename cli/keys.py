@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from broker import AccessKey, JobEvent, KeyRegistry, Rate, Scope, Webhook
+from broker import EVENTS, AccessKey, KeyRegistry, Rate, Scope, Webhook
 from broker.access import issue
 from cli.loading import loaded_settings
 from cli.problems import CommandError
@@ -55,7 +55,7 @@ def create(
         str | None, typer.Option(metavar="https://…", help="Told of the end of each job that names no webhook itself.")
     ] = None,
     webhook_events: Annotated[
-        str | None, typer.Option(metavar=",".join(JobEvent), help="The ends to tell of; all without it.")
+        str | None, typer.Option(metavar=",".join(EVENTS), help="The ends to tell of; all without it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -141,8 +141,8 @@ def _webhook(url: str | None, events: str | None, owner: str, settings: Settings
         settings.webhooks.policy.target(url)
     except Refused as error:
         raise CommandError(f"--webhook-url: {error}") from None
-    names = list(JobEvent) if events is None else _chosen(events, "event", tuple(JobEvent))
-    return Webhook(url, tuple(JobEvent(name) for name in names), owner)
+    names = list(EVENTS) if events is None else _chosen(events, "event", tuple(EVENTS))
+    return Webhook(url, tuple(EVENTS[name] for name in names), owner)
 
 
 def _rate(text: str) -> Rate:

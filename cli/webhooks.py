@@ -55,8 +55,10 @@ def list_deliveries(
     for delivery in chosen:
         view = _view(delivery)
         last = delivery.attempts[-1].error if delivery.attempts else None
+        put_off = f"put off until {view['next_attempt_at']}: {view['put_off']}" if delivery.put_off else None
         fields = [view[name] for name in ("id", "created_at", "event", "state", "job_id", "url")]
-        typer.echo("  ".join(map(str, [*fields, f"{len(delivery.attempts)} attempts", *([last] if last else [])])))
+        notes = [note for note in (f"{len(delivery.attempts)} attempts", last, put_off) if note]
+        typer.echo("  ".join(map(str, [*fields, *notes])))
 
 
 @app.command()
@@ -135,6 +137,7 @@ def _view(delivery: Delivery) -> dict[str, object]:
         "state": delivery.state.value,
         "created_at": _moment(told.at),
         "next_attempt_at": None if due is None else _moment(due),
+        "put_off": None if delivery.put_off is None else delivery.put_off.reason,
         "attempts": [_attempt(attempt) for attempt in delivery.attempts],
     }
 

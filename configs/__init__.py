@@ -1,5 +1,6 @@
 """Settings: YAML layers and the environment, merged, typed and checked once, at the entry point."""
 
+from configs.files import FileSettings
 from configs.layers import LoadedSettings, SettingsError, load_settings
 from configs.settings import (
     ApiSettings,
@@ -16,6 +17,7 @@ __all__ = [
     "ApiSettings",
     "AuthSettings",
     "BrokerSettings",
+    "FileSettings",
     "FlowerSettings",
     "LoadedSettings",
     "LoggingSettings",

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from configs.batches import BatchSettings
+from configs.files import FileSettings
 from configs.webhooks import WebhookSettings
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -257,6 +259,8 @@ class Settings(_Section):
     workers: WorkerSettings = WorkerSettings()
     io: IoSettings = IoSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    batches: BatchSettings = BatchSettings()
+    files: FileSettings = FileSettings()
     logging: LoggingSettings = LoggingSettings()
     models: dict[Annotated[str, AfterValidator(_model_name)], ModelSettings] = Field(default_factory=dict)
 

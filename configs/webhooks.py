@@ -28,11 +28,12 @@ class WebhookSettings(BaseModel):
         *(7200, 18_000, 36_000, 50_400),
     )
     #: Calls, and deliveries that are about to be called, of one io worker. An owner has half of them at most, and less
-    #: beside others (`workers.courier.places`).
+    #: beside others (`workers.courier.portions`).
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 512
-    #: Calls at once of a host, whatever its port.
-    max_per_host: Annotated[int, Field(ge=1)] = 16
-    #: After so many failed calls in a row a host is left alone for a while, and for longer each time.
+    #: Calls at once of a host, whatever its port and whoever calls. They are shared like `max_in_flight`: an owner has
+    #: half of them at most, and one at least when alone.
+    max_per_host: Annotated[int, Field(ge=1)] = 32
+    #: After so many failed calls of one owner in a row it leaves a host alone for a while, and for longer each time.
     breaker_failures: Annotated[int, Field(ge=1)] = 10
     breaker_open_s: Seconds = 30.0
     #: How long the secret before the present one signs too.

@@ -230,7 +230,9 @@ class CourierMetrics:
             "sheaf_webhooks_in_flight", "Deliveries that are in hand: called now, or about to be.", registry=registry
         )
         self._breakers_open = Gauge(
-            "sheaf_webhook_breakers_open", "Hosts that are left alone after failures in a row.", registry=registry
+            "sheaf_webhook_breakers_open",
+            "Hosts that are left alone after failures in a row, each counted for each owner whose calls failed.",
+            registry=registry,
         )
 
     def called(self, *, succeeded: bool, seconds: float) -> None:

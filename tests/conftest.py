@@ -1,15 +1,18 @@
-"""Real servers for the tests: the embedded Valkey and Debian's redis-server, each on a port of its own."""
+"""Real servers for the tests: the embedded Valkey, Debian's redis-server and an S3, each on a port of its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import fsspec
 import pytest
 import redis
 
@@ -28,6 +31,10 @@ PERMANENT_KEYS = (
     "sheaf:served:",
     "sheaf:keys",
     "sheaf:webhook-secrets:",
+    "sheaf:file:",
+    "sheaf:files:",
+    "sheaf:expiring-files",
+    "sheaf:file-bytes",
 )
 
 
@@ -100,6 +107,37 @@ def new_valkey(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server of the test's own, which it may kill and start again."""
     with EmbeddedServer(free_port(), tmp_path / "valkey") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 to talk to: moto's server in a process of its own."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: listens(port), description="the S3 server listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, and the environment in which anyone can reach it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    files = fsspec.filesystem("s3")
+    if files.exists("rows"):
+        files.rm("rows", recursive=True)
+    files.mkdir("rows")
+    return "s3://rows"
 
 
 def _emptied(server: EmbeddedServer) -> str:

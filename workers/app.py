@@ -1,6 +1,6 @@
 """The Celery application: what `celery -A workers.app`, Flower and our own worker process share.
 
-Celery keeps control commands, events, heartbeats and gossip. The model queues are not among its queues: the drain
+Celery keeps control commands, events and heartbeats. The model queues are not among its queues: the drain
 serves those, so that no message is ever in Celery's hands alone.
 """
 
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from celery import Celery
 
 from broker.connect import SentinelAddress
-from broker.message import CALLBACKS, TASK_NAME
+from broker.message import BATCHES, CALLBACKS, TASK_NAME
 from configs import BrokerSettings, Settings, load_settings
 
 #: Options of kombu's Redis transport that name the keys of messages that a consumer has not acknowledged.
@@ -23,7 +23,7 @@ UNACKED_KEYS = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
 
 
 #: The tasks that we serve, and where.
-SERVED = {TASK_NAME: "infer.<model>", CALLBACKS: CALLBACKS}
+SERVED = {TASK_NAME: "infer.<model>", CALLBACKS: CALLBACKS, BATCHES: BATCHES}
 
 
 def make_app(settings: Settings, tasks: Sequence[str] = tuple(SERVED)) -> Celery:

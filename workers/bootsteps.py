@@ -75,7 +75,7 @@ def patient_consumer(check_server: Callable[[], None]) -> type[Consumer]:
 
 
 class Part(Protocol):
-    """What a worker process runs besides Celery's own: the drain, and in the io worker the courier."""
+    """What a worker process runs besides Celery's own: the drain; the courier and the file sweeper in the io worker."""
 
     def start(self) -> None: ...
 

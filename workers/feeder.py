@@ -239,10 +239,11 @@ class Feeder:
                     row = RowError("RowTooLong", str(RowTooLong(row.tokens, longest)))
                 if isinstance(row, RowError):
                     job.outputs[index] = row
+                    job.row_tokens.append(0)
                     job.rows_left -= 1
                 else:
                     job.tokens = max(job.tokens, row.tokens)
-                    job.tokens_in_all += row.tokens
+                    job.row_tokens.append(row.tokens)
                     rows.append(Row(RowRef(job, index, row), row.tokens, job.queued, level, flow, deadline))
             job.rows_waiting = job.rows_left
             # The inputs are not needed any more, and may be large.

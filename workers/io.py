@@ -1,4 +1,4 @@
-"""The io worker: carries on what follows results, on no device: callbacks by a drain, webhooks by the courier."""
+"""The io worker, on no device: callbacks by a drain, webhooks by the courier, batches, the ends of files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from prometheus_client import CollectorRegistry
 from batching import Limits
 from broker import ModelInfo
 from broker.deliveries import Deliveries
-from broker.message import CALLBACKS
+from broker.message import BATCHES, CALLBACKS
 from configs import Settings
 from telemetry.metrics import CourierMetrics
 from webhooks import new_secret
 from workers import process
 from workers.app import make_app
+from workers.batches import MAX_ATTEMPTS, BatchWorker
+from workers.bootsteps import Part
 from workers.callbacks import CallbackCaller
 from workers.courier import NO_LIMIT, Courier
 from workers.executor import Executor
+from workers.files import FileSweeper
 from workers.jobs import Served
 from workers.lane import LaneKind
 from workers.outbox import Outbox
@@ -30,10 +33,10 @@ _TOGETHER = 32
 
 
 def main(settings: Settings) -> int:
-    """Serve callbacks and webhooks until told to stop."""
+    """Serve callbacks, webhooks and batches, and remove files whose time is over, until told to stop."""
     process.prepare(settings, "io")
     # Not the models' task: an errback that is known here would be called in this process instead of being sent.
-    app = make_app(settings, tasks=[CALLBACKS])
+    app = make_app(settings, tasks=[CALLBACKS, BATCHES])
     # Where calls go that name no queue, as in the shop's own Celery settings.
     app.conf.task_default_queue = settings.io.default_queue
     app.conf.task_routes = {pattern: {"queue": queue} for pattern, queue in settings.io.task_routes.items()}
@@ -46,8 +49,13 @@ def main(settings: Settings) -> int:
         name="sheaf-io",
         device="none",
         metrics_port=settings.io.metrics_port,
-        beside=partial(make_courier, settings),
+        beside=partial(_beside, settings),
     )
+
+
+def _beside(settings: Settings, registry: CollectorRegistry) -> tuple[Part, ...]:
+    batches = BatchWorker(process.make_broker(settings, max_attempts=MAX_ATTEMPTS), settings)
+    return make_courier(settings, registry), batches, FileSweeper(settings)
 
 
 def make_courier(settings: Settings, registry: CollectorRegistry) -> Courier:

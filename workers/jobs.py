@@ -58,8 +58,8 @@ class Job:
     rest: deque[Any] = field(default_factory=deque)
     #: Longest row, tokens.
     tokens: int = 0
-    #: Of all rows together.
-    tokens_in_all: int = 0
+    #: Of each row, tokens; 0 for one that cannot run.
+    row_tokens: list[int] = field(default_factory=list)
     encode_s: float = 0.0
     started: float = 0.0
     started_at: float | None = None
@@ -263,7 +263,8 @@ def _facts(job: Job, served: Served, now: float, children: Sequence[str] = ()) -
         started_at=job.started_at,
         finished_at=now,
         timings=job.timings,
-        input_tokens=job.tokens_in_all if job.started_at is not None else None,
+        input_tokens=sum(job.row_tokens) if job.started_at is not None else None,
+        row_tokens=job.row_tokens if job.many and job.started_at is not None else None,
         children=children,
     )
 

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
@@ -61,11 +61,11 @@ def run(
     name: str,
     device: str,
     metrics_port: int,
-    beside: Callable[[CollectorRegistry], Part] | None = None,
+    beside: Callable[[CollectorRegistry], Sequence[Part]] = lambda _: (),
 ) -> int:
     """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host.
 
-    `beside` makes what else the process runs, from the drain's start to its stop.
+    `beside` makes what else the process runs, each from the drain's start to its stop.
     """
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
@@ -88,7 +88,7 @@ def run(
         on_ended=count_ended,
     )
     control.register(drain, broker, nodename, os.getpid())
-    parts = (drain,) if beside is None else (drain, beside(registry))
+    parts = (drain, *beside(registry))
     app.steps["worker"].add(drain_step(parts, settings.workers.shutdown_grace_s))
     app.steps["consumer"].add(events_step(wanted))
     # Celery warns of root because of pickle, which is refused here.
@@ -101,6 +101,8 @@ def run(
         quiet=True,
         loglevel=settings.logging.level.upper(),
         consumer_cls=patient_consumer(broker.check_server),
+        # Its elections and clocks serve nothing here, and it fails each time that the broker is lost.
+        without_gossip=True,
     )
     worker.start()
     return worker.exitcode or 0

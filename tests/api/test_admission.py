@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -143,6 +144,7 @@ def test_a_full_queue_says_when_there_will_be_room_as_fast_as_it_is_drained(gate
         ({"model": "minilm", "inputs": ["a", "b", ["c"]]}, "inputs.2", "should be a valid string"),
         ({"model": "minilm", "input": None}, "input", "should be a valid string"),
         ({"model": "echo", "imput": "x"}, "imput", "did you mean `input`?"),
+        ({"model": "echo", "input": 1, "webhook": {"ulr": "x"}}, "webhook.ulr", "did you mean `url`?"),
         ({"model": "echo", "input": 1, "timeout_s": -1}, "timeout_s", "greater than 0"),
         ({"model": "echo", "input": 1, "timeout_s": True}, "timeout_s", "valid number"),
         ({"model": "echo", "input": 1, "timeout_s": "5"}, "timeout_s", "valid number"),
@@ -154,3 +156,63 @@ def test_a_wrong_row_is_refused_with_its_path(gate: Front, body: object, field: 
     assert answer.status_code == 422
     wrong = {error["field"]: error["message"] for error in answer.json()["errors"]}
     assert said in wrong[field]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "said"),
+    [
+        ("/v1/embeddings", {"model": "minilm", "input": "x", "priority": "high"}, "priority", "there is no such field"),
+        (
+            "/v1/embeddings",
+            {"model": "minilm", "input": "x", "dimension": 3},
+            "dimension",
+            "there is no such field; did you mean `dimensions`?",
+        ),
+        ("/v2/models/minilm/infer", {"inputs": [], "metadata": {}}, "metadata", "there is no such field"),
+        (
+            "/v2/models/minilm/infer",
+            {"inputs": [{"name": "text", "shap": [1], "datatype": "BYTES", "data": ["x"]}]},
+            "inputs.0.shap",
+            "there is no such field; did you mean `shape`?",
+        ),
+        (
+            "/v2/models/minilm/infer",
+            {"inputs": [], "parameters": {"timeout": 3}},
+            "parameters.timeout",
+            "there is no such field; did you mean `timeout_s`?",
+        ),
+    ],
+)
+def test_only_fields_that_the_request_may_have_are_suggested(
+    gate: Front, path: str, body: object, field: str, said: str
+) -> None:
+    with gate.client(gate.key("wrong")) as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 422
+    wrong = {error["field"]: error["message"] for error in answer.json()["errors"]}
+    assert wrong[field] == said
+
+
+@pytest.mark.parametrize("field", ["input", "inputs", "metadata"])
+def test_a_field_that_is_nested_too_deeply_is_named(gate: Front, field: str) -> None:
+    nested = json.loads("[" * 255 + "]" * 255)
+    given = {"metadata": {"input": 1, "metadata": {"deep": nested}}}.get(field, {field: nested})
+    with gate.client(gate.key("wrong")) as client:
+        answer = client.post("/v1/jobs", json={"model": "echo"} | given)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": field, "message": "it is nested too deeply: 250 levels at most"}]
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256])
+def test_an_idempotency_key_that_cannot_be_one_is_named(gate: Front, key: str) -> None:
+    headers = {b"idempotency-key": key.encode()}
+    with gate.client(gate.key("wrong")) as client:
+        answer = client.post("/v1/jobs", json=JOB, headers=headers)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "Idempotency-Key")
+
+
+@pytest.mark.parametrize("wait", ["1_0", "٣", " 5", "+5", "-1", "5.", ".5", "1e3", "inf", "nan", "0x1", ""])
+def test_a_wait_that_is_no_plain_number_is_refused(gate: Front, wait: str) -> None:
+    with gate.client(gate.key("wrong")) as client:
+        answer = client.post("/v1/jobs", json=JOB, params={"wait": wait})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "wait")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -133,6 +134,29 @@ def test_what_is_no_proper_request_is_told_so_and_closed(target: Target, sent: b
     found = answer.problem()
     assert found["type"] == "urn:sheaf:error:bad-request"
     assert said in str(found["detail"])
+    # The parser's own words are for whoever knows its source.
+    assert not re.search("nvalid|xpected|allback|overflow", str(found["detail"]))
+
+
+@pytest.mark.parametrize("expected", ["100-continue-please", "something", "100-continue, something"])
+def test_an_expectation_that_cannot_be_met_is_refused(target: Target, expected: str) -> None:
+    answer = target.ask(post(JOB, f"expect: {expected}"))
+    assert answer.status == 417
+    assert answer.problem()["type"] == "urn:sheaf:error:expectation-refused"
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+def test_an_expectation_that_is_met_or_means_nothing_is_no_fault(target: Target, version: bytes) -> None:
+    expected = "100-Continue" if version == b"HTTP/1.1" else "something"
+    assert target.ask(post(JOB, f"expect: {expected}").replace(b"HTTP/1.1", version)).status == 202
+
+
+@pytest.mark.parametrize(
+    ("authority", "status"),
+    [("127.0.0.1", 200), ("localhost:80", 200), ("evil.example", 421), ("a@127.0.0.1", 421), ("evil.example:80", 421)],
+)
+def test_the_authority_of_a_whole_target_counts_and_not_the_host(target: Target, authority: str, status: int) -> None:
+    assert target.ask(request("GET", f"http://{authority}/v1/jobs")).status == status
 
 
 @pytest.mark.parametrize(
@@ -320,6 +344,42 @@ def test_a_caller_that_says_nothing_is_closed_without_a_word(target: Target) -> 
 def test_a_flood_of_requests_on_one_connection_is_closed(target: Target) -> None:
     with target.standing():
         assert target.ask(KEPT * 50_000).status in (0, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "end"),
+    [
+        ("/v1/jobs?wait=60", b'{"model": "minilm", "input": "', b'"}'),
+        ("/v1/embeddings", b'{"model": "minilm", "input": ["', b'"]}'),
+        (
+            "/v2/models/minilm/infer",
+            b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["',
+            b'"]}]}',
+        ),
+    ],
+)
+def test_nothing_of_a_large_body_is_held_while_its_job_is_waited_for(
+    target: Target, path: str, start: bytes, end: bytes
+) -> None:
+    body = start + b"x" * (4 * 2**20) + end
+    sent = request("POST", path, "content-type: application/json", body=body)
+    held: list[socket.socket] = []
+    with ExitStack() as stack, target.standing():
+        for _ in range(24):
+            held.append(stack.enter_context(connect(target.port)))
+            held[-1].sendall(sent)
+            wait_until(lambda: metric(target.port, "sheaf_waiters") == len(held), description="it waits")
+
+
+def test_who_goes_away_after_a_large_body_is_not_waited_for(target: Target) -> None:
+    body = b'{"model": "echo", "input": "' + b"x" * (4 * 2**20) + b'"}'
+    sent = request("POST", "/v1/jobs?wait=60", "content-type: application/json", body=body)
+    before = metric(target.port, "sheaf_waiters")
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connect(target.port)).sendall(sent)
+        wait_until(lambda: metric(target.port, "sheaf_waiters") == before + 8, description="they wait")
+    wait_until(lambda: metric(target.port, "sheaf_waiters") == before, description="nobody waits any more")
 
 
 def test_two_thousand_idle_slow_and_half_sent_connections_keep_nobody_out(target: Target) -> None:

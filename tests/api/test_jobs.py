@@ -391,6 +391,10 @@ def test_the_same_idempotency_key_and_payload_is_the_same_job(client: httpx.Clie
     other = submit(client, {"model": "echo", "input": "twice"}, **{"Idempotency-Key": "key-1"})
     assert other.status_code == 422
     assert problem(other)["type"] == "urn:sheaf:error:idempotency-conflict"
+    tensor = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ['"once"']}
+    elsewhere = client.post("/v2/models/echo/infer", json={"inputs": [tensor]}, headers={"Idempotency-Key": "key-1"})
+    assert problem(elsewhere)["type"] == "urn:sheaf:error:idempotency-conflict"
+    assert "used for another request" in str(problem(elsewhere)["detail"])
 
 
 def test_a_waiter_that_goes_away_is_forgotten(api: RunningApi, client: httpx.Client) -> None:

@@ -6,6 +6,8 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,16 +18,18 @@ import redis
 from broker import Scope
 from tests.api.front import Front, front
 from tests.conftest import wait_until
-from tests.services import run_sheaf
+from tests.services import run_sheaf, sample
 
 OPEN = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
 JOB = {"model": "echo", "input": 1}
+#: Seconds; longer than whatever is to end a wait before its time takes.
+WAIT_S = 40
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """A front whose keys are in force."""
-    with front(tmp_path_factory.mktemp("guarded")) as made:
+    with front(tmp_path_factory.mktemp("guarded"), api={"max_wait_s": WAIT_S}) as made:
         made.key("somebody")
         in_force(made)
         yield made
@@ -51,6 +55,61 @@ def test_who_follows_a_job_with_a_key_that_is_revoked_is_shut_out(guarded: Front
             assert any(line == "event: queued" for line in lines)
             guarded.sheaf("keys", "revoke", key.split("_")[1])
             assert not any(line.startswith("event:") for line in lines)
+
+
+WAITS: dict[str, tuple[str, str, object]] = {
+    "post": ("POST", f"/v1/jobs?wait={WAIT_S}", JOB),
+    "put": ("PUT", f"/v1/jobs/7d444840-9dc0-11d1-b245-5ffdce74fad3?wait={WAIT_S}", JOB),
+    "get": ("GET", f"/v1/jobs/{{job_id}}?wait={WAIT_S}", None),
+    "openai": ("POST", "/v1/embeddings", {"model": "minilm", "input": "a text"}),
+    "open inference": (
+        "POST",
+        "/v2/models/minilm/infer",
+        {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a text"]}]},
+    ),
+}
+
+
+@contextmanager
+def waiting(guarded: Front, key: str, sort: str) -> Iterator[Future[httpx.Response]]:
+    """A request of this sort that waits for a job that nobody runs; its answer."""
+    method, path, body = WAITS[sort]
+    with guarded.client(key) as client, guarded.client(guarded.key("scraper", Scope.METRICS)) as scraper:
+        url = path.format(job_id=submitted(client))
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(client.request, method, url, json=body, timeout=2 * WAIT_S)
+            wait_until(
+                lambda: answer.done() or sample(scraper.get("/metrics").text, "sheaf_waiters") == 1,
+                description="it waits",
+            )
+            assert not answer.done()
+            yield answer
+
+
+@pytest.mark.parametrize("sort", WAITS)
+def test_who_waits_with_a_key_that_is_revoked_is_shut_out_at_once(guarded: Front, sort: str) -> None:
+    key = guarded.key(f"leaver by {sort}")
+    with waiting(guarded, key, sort) as answer:
+        guarded.sheaf("keys", "revoke", key.split("_")[1])
+        told = answer.result(timeout=WAIT_S / 2)
+    assert kind(told) == (401, "unauthenticated")
+    assert told.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_who_waits_with_a_key_that_expires_is_shut_out_at_once(guarded: Front) -> None:
+    with waiting(guarded, guarded.key("visitor", expires_at=time.time() + 4), "get") as answer:
+        assert kind(answer.result(timeout=WAIT_S / 2)) == (401, "unauthenticated")
+
+
+@pytest.mark.parametrize("sort", ["openai", "open inference"])
+def test_what_a_shut_out_caller_waited_for_and_nobody_can_read_is_cancelled(guarded: Front, sort: str) -> None:
+    key, left = (guarded.key(f"team by {sort}") for _ in range(2))
+    with waiting(guarded, key, sort) as answer:
+        guarded.sheaf("keys", "revoke", key.split("_")[1])
+        assert answer.result(timeout=WAIT_S / 2).status_code == 401
+    with guarded.client(left) as client:
+        jobs = client.get("/v1/jobs").json()["data"]
+    assert [job["status"] for job in jobs] == ["cancelled", "queued"]
 
 
 def test_a_stranger_learns_nothing_of_what_a_query_may_hold(guarded: Front) -> None:
@@ -300,7 +359,9 @@ def test_without_keys_everybody_on_this_machine_may_call_until_there_is_one(ungu
             assert kind(owner.get(f"/v1/jobs/{before}")) == (404, "unknown-job")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io", "a@127.0.0.1", "a:b@localhost:80"]
+)
 def test_without_keys_a_name_that_points_here_is_refused(unguarded: Front, host: str) -> None:
     with unguarded.client(host=host) as client:
         assert kind(client.post("/v1/jobs", json=JOB)) == (421, "misdirected")

@@ -11,12 +11,13 @@ import redis
 
 from broker import Broker, Leased, NewJob, Priority
 from broker.keys import PRIORITY_STEPS
+from broker.message import BATCHES
 from tests.conftest import PERMANENT_KEYS
 
 QUEUE = "infer.echo"
 MakeBroker = Callable[..., Broker]
 
-PERMANENT = (*PERMANENT_KEYS, QUEUE)
+PERMANENT = (*PERMANENT_KEYS, QUEUE, BATCHES)
 
 
 def take(broker: Broker, n: int) -> Leased:

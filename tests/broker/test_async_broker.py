@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import orjson
@@ -231,6 +232,18 @@ async def test_a_wait_that_comes_after_the_result_returns_at_once(
 async def test_a_wait_without_result_tells_the_state_at_the_timeout(front: AsyncBroker, client: redis.Redis) -> None:
     state = await submit_and_wait(front, new_job(), 0.05)
     assert state.status is JobStatus.QUEUED
+
+
+async def test_the_state_of_a_job_takes_little_while_it_is_held(front: AsyncBroker, client: redis.Redis) -> None:
+    job = new_job()
+    await front.submit(job)
+    tracemalloc.start()
+    try:
+        held = [await front.fetch(job.id) for _ in range(200)]
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / len(held) < 2048
 
 
 async def test_waiters_hear_of_results_after_the_broker_was_restarted(new_valkey: EmbeddedServer) -> None:

@@ -12,7 +12,8 @@ import pytest
 import redis
 
 from broker import AsyncBroker, Broker, FollowUp, JobEvent, JobStatus, NewJob, SettleAnswer, Settlement, Webhook
-from broker.deliveries import Attempt, Deliveries, Delivery, DeliveryState, Note, NoteAnswer
+from broker.deliveries import Attempt, Deliveries, Delivery, DeliveryState, Note, NoteAnswer, Postponed, PutOff
+from broker.jobs import Event
 from broker.message import WEBHOOKS, decode
 from broker.webhooks import Notification
 from tests.broker.conftest import QUEUE, MakeBroker, new_job, take
@@ -44,7 +45,7 @@ def _numbered() -> Callable[[], str]:
     return make
 
 
-def told(client: redis.Redis) -> list[JobEvent]:
+def told(client: redis.Redis) -> list[Event]:
     return [Notification.decode(raw).event for raw in cast("list[bytes]", client.lrange(WEBHOOKS, 0, -1))]
 
 
@@ -187,19 +188,19 @@ async def test_a_job_knows_its_deliveries(
     front: AsyncBroker, broker: Broker, client: redis.Redis, log: Deliveries
 ) -> None:
     [tag] = held(broker, client, TOLD)
-    assert await front.deliveries.of_job("job-1") == []
+    assert await front.deliveries.of("job-1", JobEvent) == []
     delivery = Delivery(TOLD, DeliveryState.DELIVERED, "{}")
     log.note(broker.session, [Note(tag, delivery, 60)])
-    assert await front.deliveries.of_job("job-1") == [delivery]
+    assert await front.deliveries.of("job-1", JobEvent) == [delivery]
 
 
 async def test_what_an_attempt_needs_is_read_together(front: AsyncBroker, client: redis.Redis, log: Deliveries) -> None:
     job = new_job(webhook=HOOK)
     await front.submit(job)
     known, unknown = log.load([replace(TOLD, job_id=job.id), TOLD])
-    assert known.job is not None
-    assert known.job.webhook == HOOK
-    assert (known.delivery, unknown.delivery, unknown.job) == (None, None, None)
+    assert known.subject is not None
+    assert known.subject.webhook == HOOK
+    assert (known.delivery, unknown.delivery, unknown.subject) == (None, None, None)
     assert known.secrets == unknown.secrets
     assert known.secrets.current == "whsec_0"
 
@@ -213,3 +214,61 @@ def test_a_secret_is_made_once_and_its_predecessor_signs_for_a_while(client: red
     assert rotated.in_use(now, 60) == (rotated.current, first.current)
     assert rotated.in_use(now + 61, 60) == (rotated.current,)
     assert log.secrets.of(["another"])[0].current not in (rotated.current, first.current)
+
+
+def postponed(tag: bytes, until: float) -> Postponed:
+    return Postponed(tag, TOLD.id, until, "its host is busy: wait")
+
+
+async def test_readers_see_until_when_and_why_a_delivery_is_put_off_before_its_first_attempt(
+    front: AsyncBroker, broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    [tag] = held(broker, client, TOLD)
+    assert await front.deliveries.of("job-1", JobEvent, TOLD) == [Delivery(TOLD, DeliveryState.PENDING, "")]
+    until = round(time.time()) + 30.0
+    assert log.put_off(broker.session, [postponed(tag, until)]) == 1
+    seen = Delivery(TOLD, DeliveryState.PENDING, "", (), 0, until, PutOff(until, "its host is busy: wait"))
+    assert log.get(TOLD.id) == seen
+    assert await front.deliveries.of("job-1", JobEvent, TOLD) == [seen]
+    assert await front.deliveries.of("job-1", JobEvent) == []
+    assert [one.due_at for one in broker.delayed(WEBHOOKS, 9)] == [until]
+    assert broker.held_tags(WEBHOOKS) == []
+    assert 30 < client.ttl(f"sheaf:put-off:{TOLD.id}") <= 91
+
+
+async def test_what_was_put_off_before_an_attempt_is_not_told_after_it(
+    front: AsyncBroker, broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    tag, *again = held(broker, client, TOLD, TOLD, TOLD)
+    until = round(time.time()) + 30.0
+    log.put_off(broker.session, [postponed(tag, until)])
+    attempt = Attempt(until + 1, 12.5, 500, "it answered 500")
+    retried = Delivery(TOLD, DeliveryState.PENDING, "{}", (attempt,), 1, until + 5)
+    failed = Delivery(TOLD, DeliveryState.FAILED, "{}", (attempt, attempt), 2)
+    for tag, later in zip(again, (retried, failed), strict=True):
+        assert log.note(broker.session, [Note(tag, later, 60)]) == [NoteAnswer.NOTED]
+        assert log.get(TOLD.id) == later
+        assert log.newest(1) == await front.deliveries.of("job-1", JobEvent) == [later]
+
+
+def test_a_retry_that_is_put_off_is_listed_with_the_later_time(
+    broker: Broker, client: redis.Redis, log: Deliveries
+) -> None:
+    first, again = held(broker, client, TOLD, TOLD)
+    due = round(time.time()) - 1.0
+    log.note(broker.session, [Note(first, Delivery(TOLD, DeliveryState.PENDING, "{}", (), 1, due), 60)])
+    log.put_off(broker.session, [postponed(again, due + 60)])
+    [seen] = log.newest(1)
+    assert (seen.next_attempt_at, seen.put_off and seen.put_off.reason) == (due + 60, "its host is busy: wait")
+    assert log.resend(TOLD.id, 60) is not None
+    resent = log.get(TOLD.id)
+    assert resent is not None
+    assert (resent.next_attempt_at, resent.put_off) == (None, None)
+    client.delete(WEBHOOKS)
+
+
+def test_who_has_lost_its_lease_puts_nothing_off(broker: Broker, client: redis.Redis, log: Deliveries) -> None:
+    [tag] = held(broker, client, TOLD)
+    assert log.put_off("another session", [postponed(tag, time.time() + 30)]) == 0
+    assert log.get(TOLD.id) is None
+    assert broker.held_tags(WEBHOOKS) == [tag]

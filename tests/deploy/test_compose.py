@@ -111,6 +111,17 @@ def test_weights_are_mounted_where_the_settings_look_for_them() -> None:
     assert str(settings("worker").models["minilm"].source).startswith("models/")
 
 
+def test_the_api_and_the_io_worker_keep_files_in_the_same_volume_which_the_images_user_may_write() -> None:
+    mounts = {COMPOSE["services"][service]["volumes"][0] for service in ("api", "io")}
+    [(volume, target)] = [tuple(mount.split(":")) for mount in mounts]
+    assert volume in COMPOSE["volumes"]
+    folders = {f"{instruction('WORKDIR')[-1]}/{settings(service).files.storage}" for service in ("api", "io")}
+    assert folders == {target}
+    [made] = [line for line in instruction("RUN") if "install --directory" in line]
+    assert f"--owner {instruction('USER')[0]} " in made
+    assert target in made.split()
+
+
 def instruction(name: str) -> list[str]:
     return [argument for found, argument in instructions() if found == name]
 

@@ -64,6 +64,16 @@ class Post:
     def delivery(self, told: Notification) -> Delivery | None:
         return self.log.get(told.id)
 
+    def attempts(self, told: Notification) -> int:
+        """How often it was called."""
+        delivery = self.delivery(told)
+        return 0 if delivery is None else len(delivery.attempts)
+
+    def reason(self, told: Notification) -> str | None:
+        """Why its delivery is put off; None when it is not."""
+        delivery = self.delivery(told)
+        return None if delivery is None or delivery.put_off is None else delivery.put_off.reason
+
     def over(self, *told: Notification) -> list[Delivery]:
         """The deliveries of these events, once they are delivered or have failed."""
 

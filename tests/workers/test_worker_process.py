@@ -173,6 +173,27 @@ def test_a_worker_goes_on_after_the_broker_was_restarted(start_worker: StartWork
         assert after.send_task("sheaf.infer", args=["after"], queue=ECHO).get(timeout=20) == "after"
 
 
+def test_celerys_gossip_does_not_fail_when_the_broker_is_lost(
+    start_worker: StartWorker, new_valkey: EmbeddedServer
+) -> None:
+    running = start_worker(new_valkey.url)
+
+    def controllable() -> bool:
+        with celery_app(new_valkey.url) as client:
+            try:
+                return bool(client.control.inspect(timeout=0.5).ping())
+            except redis.RedisError:
+                # Celery's clients share a pool, which may still hold a connection of before.
+                return False
+
+    wait_until(controllable, description="the worker takes control commands")
+    new_valkey.kill()
+    wait_until(lambda: "Control commands wait" in running.service.log(), description="the worker has lost it")
+    new_valkey.start()
+    wait_until(controllable, description="it takes them again")
+    assert "Gossip" not in running.service.log()
+
+
 def test_the_log_has_a_line_per_batch_and_per_job(worker: RunningWorker, celery_client: Celery) -> None:
     sent = celery_client.send_task("sheaf.infer", args=["secret words"], queue=ECHO)
     sent.get(timeout=10)

@@ -10,11 +10,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
 
-from broker import BadMessage, Broker, BrokerUnavailable, JobState, Lease, Settlement
-from broker.deliveries import Deliveries, Delivery, DeliveryState, Loaded, Note, NoteAnswer
+from broker import BadMessage, Broker, BrokerUnavailable, Lease, Settlement
+from broker.deliveries import Deliveries, Delivery, DeliveryState, Loaded, Note, NoteAnswer, Postponed
 from broker.message import WEBHOOKS
 from broker.together import Together, fail
 from broker.webhooks import Notification
@@ -23,7 +22,8 @@ from telemetry.metrics import CourierMetrics
 from webhooks import Refused, host_of, signature
 from workers.backoff import Backoff
 from workers.courier.calling import Caller
-from workers.courier.hosts import Hosts, PutOff
+from workers.courier.hosts import Hosts
+from workers.courier.pause import Pause, PutOff, Reason
 from workers.courier.payload import payload
 from workers.courier.places import Places
 from workers.courier.schedule import Answer, after, gives_up_at
@@ -31,8 +31,6 @@ from workers.courier.schedule import Answer, after, gives_up_at
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: A lease's tag, and the Unix seconds when it is to come again.
-PutOffTo = tuple[bytes, float]
 
 #: Most messages of one round trip.
 TOGETHER = 64
@@ -66,7 +64,7 @@ class Carrier:
         self._threads = ThreadPoolExecutor(BROKER_THREADS, "courier broker")
         self._load: Together[Notification, Loaded] = Together(TOGETHER, self._load_all)
         self._note: Together[Note, NoteAnswer] = Together(TOGETHER, self._note_all)
-        self._schedule: Together[PutOffTo, None] = Together(TOGETHER, self._schedule_all)
+        self._postpone: Together[Postponed, None] = Together(TOGETHER, self._postpone_all)
         #: Leases whose webhooks are being called.
         self.calling: set[bytes] = set()
 
@@ -75,35 +73,36 @@ class Carrier:
         """There is no place for one more lease."""
         return self._places.free <= 0
 
-    def admit(self, leases: Sequence[Lease]) -> tuple[list[Lease], list[PutOffTo]]:
+    def admit(self, leases: Sequence[Lease]) -> tuple[list[Lease], list[Postponed]]:
         """Those of these leases that have a place now and are to be carried; and what is to be put off."""
-        admitted, put_off = [], []
+        admitted, postponed = [], []
         now = time.time()
         for lease in leases:
-            seconds = self._admit(lease, now)
-            if seconds is None:
+            try:
+                told = Notification.decode(lease.message)
+            except BadMessage:
+                told = None
+            pause = self._admit(lease, told, now)
+            if pause is None:
                 admitted.append(lease)
             else:
-                put_off.append((lease.tag, now + seconds))
-        return admitted, put_off
+                postponed.append(_postponed(lease, told, pause, now))
+        return admitted, postponed
 
-    def _admit(self, lease: Lease, now: float) -> float | None:
+    def _admit(self, lease: Lease, told: Notification | None, now: float) -> Pause | None:
         """For how long it is to be put off; None when it got a place, as what is none of ours does too."""
-        owner = ""
-        with suppress(BadMessage):
-            told = Notification.decode(lease.message)
-            owner = told.owner
-            # What is over time is carried, to its end.
-            if now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
-                seconds = self._hosts.put_off_s(host_of(told.url))
-                if seconds is not None:
-                    return seconds
-        return self._places.take(lease.tag, owner)
+        # What is over time is carried, to its end.
+        if told is not None and now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
+            pause = self._hosts.pause(host_of(told.url), told.owner)
+            if pause is not None:
+                return pause
+        seconds = self._places.take(lease.tag, "" if told is None else told.owner)
+        return None if seconds is None else Pause(seconds, Reason.OWNER_BUSY)
 
-    async def put_off(self, due_times: Sequence[PutOffTo]) -> None:
+    async def put_off(self, postponed: Sequence[Postponed]) -> None:
         """Back to the broker, all together. Raises `BrokerUnavailable`."""
-        if due_times:
-            await self.ask(lambda: self._broker.schedule(WEBHOOKS, due_times))
+        if postponed:
+            await self.ask(lambda: self._deliveries.put_off(self._broker.session, postponed))
 
     def left(self, lease: Lease) -> None:
         """This lease is carried no more, however that ended: its place is free."""
@@ -116,12 +115,12 @@ class Carrier:
             try:
                 await self._attempt(caller, lease, told)
             except PutOff as put_off:
-                await self._put_off(lease, told, put_off.seconds)
+                await self._put_off(lease, told, put_off.pause)
             except BrokerUnavailable:
                 raise
             except Exception:
                 log.exception("A delivery failed by a fault of ours; it is put off.", extra=_fields(told))
-                await self._put_off(lease, told, FAULT_PAUSE_S)
+                await self._put_off(lease, told, Pause(FAULT_PAUSE_S, Reason.FAULT))
         except BadMessage as error:
             log.error("A message that is none of ours was dropped.", extra={"queue": WEBHOOKS, "cause": str(error)})
             await self._drop(lease)
@@ -132,27 +131,25 @@ class Carrier:
             self._metrics.set_breakers_open(self._hosts.open)
 
     async def _attempt(self, caller: Caller, lease: Lease, told: Notification) -> None:
-        name = host_of(told.url)
-        host = self._hosts.of(name)
         try:
-            async with host.turn():
+            async with self._hosts.turn(host_of(told.url), told.owner) as ended:
                 loaded = await self._load.ask(told)
-                delivery = self._to_send(told, loaded.delivery, loaded.job)
+                delivery = self._to_send(told, loaded)
                 if delivery is None:
                     await self._drop(lease)
                     return
                 self.calling.add(lease.tag)
                 answer = await self._send(caller, delivery, loaded)
-                host.ended(answer)
+                ended(answer)
             await self._write_down(lease, after(delivery, answer, self._settings.retry_schedule_s, time.time()))
         finally:
             self.calling.discard(lease.tag)
-            self._hosts.forget_idle(name)
 
-    def _to_send(self, told: Notification, known: Delivery | None, job: JobState | None) -> Delivery | None:
+    def _to_send(self, told: Notification, loaded: Loaded) -> Delivery | None:
         """The delivery that this message means; None when it is over, or goes on in a later round."""
+        known = loaded.delivery
         if known is None:
-            return Delivery(told, DeliveryState.PENDING, payload(told, job, self._public_url))
+            return Delivery(told, DeliveryState.PENDING, payload(told, loaded.subject, self._public_url))
         if known.notification.round > told.round or known.state is not DeliveryState.PENDING:
             return None
         return known
@@ -196,14 +193,14 @@ class Carrier:
         elif delivery.state is not DeliveryState.PENDING:
             self._metrics.ended(delivery.state.value)
 
-    async def _put_off(self, lease: Lease, told: Notification, seconds: float) -> None:
+    async def _put_off(self, lease: Lease, told: Notification, pause: Pause) -> None:
         """Back to the broker, with no attempt counted; one that was put off for too long has failed."""
         now = time.time()
         if now < gives_up_at(told.began_at, self._settings.retry_schedule_s):
-            await self._schedule.ask((lease.tag, now + seconds))
+            await self._postpone.ask(_postponed(lease, told, pause, now))
             return
         [loaded] = await self.ask(lambda: self._deliveries.load([told]))
-        delivery = self._to_send(told, loaded.delivery, loaded.job)
+        delivery = self._to_send(told, loaded)
         if delivery is None:
             await self._drop(lease)
             return
@@ -220,12 +217,12 @@ class Carrier:
     async def _note_all(self, asked: Sequence[tuple[Note, asyncio.Future[NoteAnswer]]]) -> None:
         await self._persist(asked, lambda: self._deliveries.note(self._broker.session, [note for note, _ in asked]))
 
-    async def _schedule_all(self, asked: Sequence[tuple[PutOffTo, asyncio.Future[None]]]) -> None:
-        def schedule() -> list[None]:
-            self._broker.schedule(WEBHOOKS, [due for due, _ in asked])
+    async def _postpone_all(self, asked: Sequence[tuple[Postponed, asyncio.Future[None]]]) -> None:
+        def postpone() -> list[None]:
+            self._deliveries.put_off(self._broker.session, [postponed for postponed, _ in asked])
             return [None] * len(asked)
 
-        await self._persist(asked, schedule)
+        await self._persist(asked, postpone)
 
     async def _persist(
         self, asked: Sequence[tuple[object, asyncio.Future[T]]], carry_out: Callable[[], Sequence[T]]
@@ -255,6 +252,10 @@ class Carrier:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
+
+
+def _postponed(lease: Lease, told: Notification | None, pause: Pause, now: float) -> Postponed:
+    return Postponed(lease.tag, None if told is None else told.id, now + pause.seconds, pause.reason)
 
 
 def _fields(told: Notification) -> dict[str, object]:

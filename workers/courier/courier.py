@@ -147,11 +147,11 @@ class Courier:
         # More than there may be room for: behind one owner's flood, others are found that have places left.
         rooms = [TOGETHER] + [0] * (len(PRIORITY_STEPS) - 1)
         leased = await self._carrier.ask(lambda: self._broker.lease(WEBHOOKS, rooms, together=True))
-        admitted, put_off = self._carrier.admit(leased.leases)
+        admitted, postponed = self._carrier.admit(leased.leases)
         for lease in admitted:
             task = self._held[lease.tag] = asyncio.create_task(self._carrier.carry(caller, lease))
             task.add_done_callback(partial(self._left, lease))
-        await self._carrier.put_off(put_off)
+        await self._carrier.put_off(postponed)
         self._metrics.set_in_flight(len(self._held))
         if not leased.waiting[0]:
             self._empty.set()

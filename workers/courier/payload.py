@@ -1,4 +1,4 @@
-"""What is sent: thin, as Standard Webhooks asks for; the job's own fields, by the names that its readers know."""
+"""What is sent: thin, as Standard Webhooks asks for; a job's or batch's own fields, by the names that readers know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-from broker import JobState
+from broker import BatchEvent, BatchRecord, JobState
 from broker.webhooks import Notification
 
 #: Bytes that a payload stays below.
@@ -15,11 +15,18 @@ MAX_BYTES = 20_000
 MAX_ERROR = 2000
 
 
-def payload(told: Notification, job: JobState | None, public_url: str) -> str:
-    """The body of a call, JSON.
+def payload(told: Notification, subject: JobState | BatchRecord | None, public_url: str) -> str:
+    """The body of a call, JSON. `subject` is the job or batch; None where it is not kept any more."""
+    if isinstance(told.event, BatchEvent):
+        assert not isinstance(subject, JobState)
+        return _written(told, _of_batch(told, subject, public_url)).decode()
+    assert not isinstance(subject, BatchRecord)
+    return _of_job(told, subject, public_url)
 
-    The output, then the metadata, are left out where they are too large, and the output of a job that is not kept any
-    more; `output_omitted` and `metadata_omitted` say so.
+
+def _of_job(told: Notification, job: JobState | None, public_url: str) -> str:
+    """The output, then the metadata, are left out where they are too large, and the output of a job that is not kept
+    any more; `output_omitted` and `metadata_omitted` say so.
     """
     data = _data(told, job, public_url)
     if job is None or told.event != f"job.{job.status}":
@@ -35,6 +42,30 @@ def payload(told: Notification, job: JobState | None, public_url: str) -> str:
         fits = len(job.result) < MAX_BYTES and len(_written(told, data | output)) < MAX_BYTES
         data |= output if fits else {"output_omitted": True}
     return _written(told, data).decode()
+
+
+def _of_batch(told: Notification, batch: BatchRecord | None, public_url: str) -> dict[str, object]:
+    path = f"{public_url}/v1/batches/{told.job_id}"
+    data: dict[str, object] = {
+        "id": told.job_id,
+        "object": "batch",
+        "model": told.model or None,
+        "status": told.event.removeprefix("batch."),
+        "urls": {"self": path, "deliveries": f"{path}/deliveries"},
+    }
+    if batch is not None:
+        data |= {
+            "endpoint": batch.endpoint,
+            "input_file_id": batch.input_file_id,
+            "output_file_id": batch.output_file_id,
+            "error_file_id": batch.error_file_id,
+            "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+            "created_at": _timestamp(batch.created_at),
+            "finished_at": _timestamp(told.at),
+            "error": batch.errors[0].message[:MAX_ERROR] if batch.errors else None,
+            "metadata": batch.metadata,
+        }
+    return data
 
 
 def _data(told: Notification, job: JobState | None, public_url: str) -> dict[str, object]:
