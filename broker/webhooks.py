@@ -6,6 +6,7 @@ stored job when it is sent first, so that a webhook costs the job's way next to 
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from dataclasses import dataclass
 from typing import Self
@@ -15,7 +16,7 @@ import orjson
 from broker.errors import BadMessage
 from broker.jobs import EVENTS, Event, JobEvent, JobState, JobStatus, Webhook
 
-_NAMESPACE = uuid.UUID("6d0f5c0a-52fd-5b43-8a3c-0b1a5e2f7d11")
+_NAMESPACE = uuid.UUID("6d0f5c0a-52fd-5b43-8a3c-0b1a5e2f7d11").bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,10 @@ class Notification:
 
 
 def delivery_id(job_id: str, event: Event) -> str:
-    return f"msg_{uuid.uuid5(_NAMESPACE, f'{job_id}/{event}').hex}"
+    """A UUID of version 5, made here: `uuid.uuid5` takes four times as long, and a flood needs very many."""
+    digest = hashlib.sha1(_NAMESPACE + f"{job_id}/{event}".encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(digest[16], 16) & 3]
+    return f"msg_{digest[:12]}5{digest[13:16]}{variant}{digest[17:32]}"
 
 
 def told_of_drop(state: JobState | None, status: JobStatus, at: float) -> bytes:

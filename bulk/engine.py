@@ -117,7 +117,7 @@ class Engine:
                     yield first
                 if resting in done:
                     yield []
-                    resting = asyncio.create_task(self._rest())
+                    resting = asyncio.create_task(self._rest_again())
         finally:
             left: list[asyncio.Future[Any]] = [*running, resting, *([taking] if taking else [])]
             for future in left:
@@ -137,14 +137,18 @@ class Engine:
         return await take(most)
 
     async def _rest(self) -> None:
-        """Returns when a pause, now or later, has left nothing at the broker: once for each pause."""
-        await self._steering.going()
+        """Returns when a pause, this one or the next, has left nothing at the broker."""
         while True:
             await self._steering.pausing()
             if not self._open:
                 return
             await self._take_back(begun_too=self._steering.pause_s > PAUSE_GRACE_S)
             await asyncio.sleep(TAKE_BACK_EVERY_S)
+
+    async def _rest_again(self) -> None:
+        """As `_rest`, of a later pause than this one."""
+        await self._steering.going()
+        await self._rest()
 
     async def _take_back(self, *, begun_too: bool) -> None:
         for job_id in list(self._open):

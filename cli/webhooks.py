@@ -31,7 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def _group() -> None:
     """Deliveries to webhooks, and the secrets that sign them.
 
-    A delivery is one end of one job on its way to the address that its caller gave. It is listed once it was tried.
+    A delivery is one end of one job on its way to the address that its caller gave. It is listed once it was tried,
+    and can be shown while it is put off before that.
     """
 
 

@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
 from urllib.parse import SplitResult, urlsplit
@@ -121,6 +122,7 @@ class Policy:
         return any(address in network for network in self.networks)
 
 
+@lru_cache(maxsize=1024)
 def host_of(url: str) -> str:
     """What stands for a URL's host, however that is written and whatever the port; "" where that cannot be told."""
     try:

@@ -4,12 +4,13 @@
 -- KEYS 1      held                                         (hash: tag -> `level:attempt:message`)
 -- KEYS 2      delayed                                      (sorted set: tag -> due, ms)
 -- KEYS 3      delayed messages                             (hash: tag -> `level:attempt:message`)
--- ARGV        five per delivery: tag, due (unix ms), key of what readers see or '' (string: `due:tag:reason`), reason, TTL
---             of that, ms
+-- ARGV 1      for how long it is kept why, after the due time, ms
+-- ARGV 2..    four per delivery: tag, due (unix ms), key of what readers see or '' (string with TTL: `due:tag:reason`),
+--             reason
 -- returns     how many were put off; the others were no longer held
 
-local count = 0
-for i = 1, #ARGV, 5 do
+local count, keep = 0, tonumber(ARGV[1])
+for i = 2, #ARGV, 4 do
   local tag, due, key = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local entry = redis.call('HGET', KEYS[1], tag)
   if entry then
@@ -17,7 +18,7 @@ for i = 1, #ARGV, 5 do
     redis.call('HSET', KEYS[3], tag, entry)
     redis.call('ZADD', KEYS[2], due, tag)
     if key ~= '' then
-      redis.call('SET', key, due .. ':' .. tag .. ':' .. ARGV[i + 3], 'PX', ARGV[i + 4])
+      redis.call('SET', key, due .. ':' .. tag .. ':' .. ARGV[i + 3], 'PXAT', string.format('%d', due + keep))
     end
     count = count + 1
   end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import cast
@@ -15,7 +16,7 @@ from broker import AsyncBroker, Broker, FollowUp, JobEvent, JobStatus, NewJob, S
 from broker.deliveries import Attempt, Deliveries, Delivery, DeliveryState, Note, NoteAnswer, Postponed, PutOff
 from broker.jobs import Event
 from broker.message import WEBHOOKS, decode
-from broker.webhooks import Notification
+from broker.webhooks import Notification, delivery_id
 from tests.broker.conftest import QUEUE, MakeBroker, new_job, take
 
 HOOK = Webhook("https://example.org/hook", owner="me", request_id="r-1")
@@ -272,3 +273,10 @@ def test_who_has_lost_its_lease_puts_nothing_off(broker: Broker, client: redis.R
     assert log.put_off("another session", [postponed(tag, time.time() + 30)]) == 0
     assert log.get(TOLD.id) is None
     assert broker.held_tags(WEBHOOKS) == [tag]
+
+
+def test_the_id_of_a_delivery_is_the_uuid_of_its_jobs_end() -> None:
+    space = uuid.UUID("6d0f5c0a-52fd-5b43-8a3c-0b1a5e2f7d11")
+    for number, event in enumerate([*JobEvent] * 8):
+        expected = uuid.uuid5(space, f"job-{number}/{event}")
+        assert delivery_id(f"job-{number}", event) == f"msg_{expected.hex}"
