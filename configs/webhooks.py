@@ -28,7 +28,7 @@ class WebhookSettings(BaseModel):
         *(7200, 18_000, 36_000, 50_400),
     )
     #: Calls, and deliveries that are about to be called, of one io worker. An owner has half of them at most, and less
-    #: beside others (`workers.courier.portions`).
+    #: beside others (`workers.portions`).
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] = 512
     #: Calls at once of a host, whatever its port and whoever calls. They are shared like `max_in_flight`: an owner has
     #: half of them at most, and one at least when alone.
