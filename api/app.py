@@ -38,6 +38,7 @@ from api.dialects import OpenAIRoute
 from api.envelope import Endpoint, Envelope
 from api.problems import Problem, shown
 from broker import AsyncBroker, BrokerError, Scope, queue_name
+from bulk.client import open_broker
 from configs import Settings
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
@@ -64,29 +65,21 @@ def create_app(settings: Settings, place: Place | None = None) -> Envelope:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        broker = await AsyncBroker.open(
-            settings.broker.server_url,
-            key_prefix=settings.broker.key_prefix,
-            max_queue_depth=settings.broker.max_queue_depth,
-            result_ttl_s=settings.api.result_ttl_s,
-            read_timeout_s=settings.broker.read_timeout_s,
-            queues=[queue_name(name) for name in settings.models],
-        )
-        broker.listen()
-        envelope.on_stop = broker.wake_waiters
-        gate = Gate(
-            broker, required=settings.auth.mode == "keys", open_without_keys=binding.is_loopback(settings.api.host)
-        )
-        metrics.count_waiters(lambda: broker.waiters)
-        duties = (gate.keep_fresh(), _keep_written(page, envelope), _keep_expiring(broker))
-        tasks = [asyncio.create_task(duty) for duty in duties]
-        app.state.sheaf = state.ApiState(settings, broker, gate, page, metrics, envelope)
-        yield
-        for task in tasks:
-            task.cancel()
-        envelope.flush()
-        page.write()
-        await broker.close()
+        async with open_broker(settings, [queue_name(name) for name in settings.models]) as broker:
+            broker.listen()
+            envelope.on_stop = broker.wake_waiters
+            gate = Gate(
+                broker, required=settings.auth.mode == "keys", open_without_keys=binding.is_loopback(settings.api.host)
+            )
+            metrics.count_waiters(lambda: broker.waiters)
+            duties = (gate.keep_fresh(), _keep_written(page, envelope), _keep_expiring(broker))
+            tasks = [asyncio.create_task(duty) for duty in duties]
+            app.state.sheaf = state.ApiState(settings, broker, gate, page, metrics, envelope)
+            yield
+            for task in tasks:
+                task.cancel()
+            envelope.flush()
+            page.write()
 
     pages = {"docs_url": "/docs", "openapi_url": "/openapi.json"} if settings.api.docs else NO_PAGES
     app = _App(

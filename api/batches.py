@@ -11,16 +11,19 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import intake, kinds, problems, state, views
+from api import intake, kinds, state, views
 from api.body import body_of
 from api.dialects import OpenAIRoute
+from api.files import file_of
 from api.openapi import request_body
 from api.problems import Problem, described, shown, wrong
-from broker import BatchEvent, BatchFault, BatchRecord, BatchStatus, Scope, is_file_id
+from api.schemas import WebhookAddress
+from api.uploads import MAX_TTL_S, MIN_TTL_S, PURPOSE
+from broker import BatchEvent, BatchFault, BatchRecord, BatchStatus, Scope
 
 #: Batches of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -41,15 +44,12 @@ class ExpiresAfter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     anchor: Literal["created_at"]
-    seconds: int = Field(strict=True, ge=3600, le=2_592_000)
+    seconds: int = Field(strict=True, ge=MIN_TTL_S, le=MAX_TTL_S)
 
 
-class BatchWebhook(BaseModel):
+class BatchWebhook(WebhookAddress):
     """Whom to tell of the batch's end."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"url": "https://example.org/hooks"}]})
-
-    url: str = Field(description="https, on a public address; called with POST, signed by Standard Webhooks 1.0.")
     events: list[BatchEvent] = Field(
         default_factory=lambda: list(BatchEvent), min_length=1, description="The ends to tell of; all without it."
     )
@@ -142,9 +142,6 @@ class BatchList(BaseModel):
     has_more: bool
 
 
-_REQUESTS = TypeAdapter(BatchRequest)
-
-
 @router.post(
     "/v1/batches",
     summary="Have a file of requests run (OpenAI)",
@@ -173,19 +170,16 @@ async def create(request: Request) -> Response:
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     body = await body_of(request, shared.settings.api.max_payload_bytes)
-    try:
-        wanted = _REQUESTS.validate_python(intake.parsed(body, BatchRequest))
-    except ValidationError as error:
-        raise problems.of_validation(error, BatchRequest) from None
+    wanted = intake.request_of(body, BatchRequest)
     # Its rows travel with the lowest priority.
     caller.priority("low")
     key = intake.idempotency_key(request)
     window_s = _seconds(wanted.completion_window, shared.settings.batches.max_window_s)
-    file = await shared.broker.files.get(wanted.input_file_id) if is_file_id(wanted.input_file_id) else None
-    if file is None or not caller.may_see(file.owner):
+    file = await file_of(shared, caller, wanted.input_file_id)
+    if file is None:
         raise wrong("input_file_id", f"there is no file {shown(wanted.input_file_id)}")
-    if file.purpose != "batch":
-        raise wrong("input_file_id", f"its purpose is {file.purpose!r}: upload a file with the purpose 'batch'")
+    if file.purpose != PURPOSE:
+        raise wrong("input_file_id", f"its purpose is {file.purpose!r}: upload a file with the purpose {PURPOSE!r}")
     webhook = caller.webhook
     if "webhook" in wanted.model_fields_set:
         own = wanted.webhook
@@ -229,15 +223,7 @@ async def list_batches(
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.READ)
     found = await shared.broker.batches.listed(caller.owner, after, limit + 1)
-    page = [_view(batch) for batch in found[:limit]]
-    listed = {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(found) > limit,
-    }
-    return views.response(orjson.dumps(listed), 200)
+    return views.response(orjson.dumps(views.page([_view(batch) for batch in found], limit)), 200)
 
 
 @router.get(

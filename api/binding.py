@@ -7,6 +7,7 @@ import logging
 from ipaddress import ip_address
 
 from broker import AsyncBroker, BrokerUnavailable
+from bulk.client import open_broker
 from configs import Settings
 
 log = logging.getLogger(__name__)
@@ -26,16 +27,9 @@ def is_loopback(host: str) -> bool:
 
 async def first_key(settings: Settings) -> None:
     """Return as soon as there is an access key."""
-    broker = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    try:
+    async with open_broker(settings) as broker:
         while not await _any(broker):  # noqa: ASYNC110  # another process makes it
             await asyncio.sleep(LOOK_EVERY_S)
-    finally:
-        await broker.close()
 
 
 async def allowed_host(settings: Settings) -> str:
@@ -46,16 +40,9 @@ async def allowed_host(settings: Settings) -> str:
     host = settings.api.host
     if settings.auth.mode == "none" or is_loopback(host):
         return host
-    broker = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    try:
+    async with open_broker(settings) as broker:
         if await _any(broker):
             return host
-    finally:
-        await broker.close()
     log.warning(
         "There are no keys, so the API listens on loopback only: create one with `sheaf keys create`, and it starts "
         "again where it should listen. `auth.mode: none` lets everybody in.",

@@ -6,18 +6,17 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import intake, kinds, problems, state, views
+from api import intake, kinds, state, views
 from api.body import body_of
 from api.dialects import OpenAIRoute
 from api.openapi import request_body
 from api.problems import described, wrong
 from api.schemas import JobRequest
 from broker import JobState, Scope
-from schemas.embeddings import EMBEDDINGS_REQUESTS, Embeddings, EmbeddingsRequest
+from schemas.embeddings import Embeddings, EmbeddingsRequest
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
@@ -51,10 +50,7 @@ async def embed(request: Request) -> Response:
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.SUBMIT)
     body = await body_of(request, shared.settings.api.max_payload_bytes)
-    try:
-        wanted = EMBEDDINGS_REQUESTS.validate_python(intake.parsed(body, EmbeddingsRequest))
-    except ValidationError as error:
-        raise problems.of_validation(error, EmbeddingsRequest) from None
+    wanted = intake.request_of(body, EmbeddingsRequest)
     shared.model(wanted.model)
     if misfit := wanted.misfit(shared.settings.models):
         raise wrong(*misfit)

@@ -129,16 +129,7 @@ async def list_files(
         )
     except UnknownFile as error:
         raise wrong("after", str(error)) from None
-    page = found[:limit]
-    return _json(
-        {
-            "object": "list",
-            "data": [_view(record) for record in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": len(found) > limit,
-        }
-    )
+    return _json(views.page([_view(record) for record in found], limit))
 
 
 @router.get(
@@ -241,12 +232,18 @@ async def _own_file(
 ) -> FileRecord:
     """A file that the caller may know of. Raises `Problem` for any other."""
     caller = await shared.gate.caller(request, scope)
-    found = await shared.broker.files.get(file_id) if is_file_id(file_id) else None
-    if found is None or not caller.may_see(found.owner):
+    found = await file_of(shared, caller, file_id)
+    if found is None:
         raise Problem(
             kinds.UNKNOWN_FILE, f"no file {shown(file_id)}: its id is wrong, its time is over, or it was deleted"
         )
     return found
+
+
+async def file_of(shared: state.ApiState, caller: Caller, file_id: str) -> FileRecord | None:
+    """A file that this caller may know of; None for any other."""
+    found = await shared.broker.files.get(file_id) if is_file_id(file_id) else None
+    return found if found is not None and caller.may_see(found.owner) else None
 
 
 def _refuse_other_origins(request: Request, caller: Caller) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import TypeVar
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from api import kinds, problems, state
@@ -32,8 +33,6 @@ RETRY_FAILED_MODEL_S = 60
 #: Of a body; far more than there are.
 MAX_FIELDS = 64
 
-#: The type of a row's error that is the caller's fault.
-INVALID_INPUT = "InvalidInput"
 #: RFC 7240, with the one preference that is honoured here.
 _WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?([0-9]{1,9}(?:\.[0-9]{1,9})?)"?\s*(?=$|[,;])', re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -46,7 +45,8 @@ IDEMPOTENCY_KEY_PARAMETER = {
     "description": "A repeated submit with the same key and payload gets the first one's answer, for a day, or as long "
     "as that job is kept.",
 }
-_REQUESTS = TypeAdapter(JobRequest)
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(body: bytes, model: type[BaseModel]) -> object:
@@ -83,16 +83,25 @@ def _refuse_repeated(body: bytes, model: type[BaseModel]) -> None:
             raise problems.wrong(name, f"it is there {count} times")
 
 
+def request_of(body: bytes, model: type[M]) -> M:
+    """A body as `model` has it. Raises `Problem` that names each field that is wrong."""
+    return _checked(parsed(body, model), model)
+
+
+def _checked(content: object, model: type[M]) -> M:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise problems.of_validation(error, model) from None
+
+
 def job_request(body: bytes) -> JobRequest:
     """Raises `Problem` that names each field that is wrong."""
     content = parsed(body, JobRequest)
     if isinstance(content, dict) and len(content) > MAX_FIELDS:
         # Each would become an error of its own before the first is told.
         raise Problem(kinds.INVALID_REQUEST, f"the body has {len(content)} fields, most of which are unknown")
-    try:
-        return _REQUESTS.validate_python(content)
-    except ValidationError as error:
-        raise problems.of_validation(error, JobRequest) from None
+    return _checked(content, JobRequest)
 
 
 async def new_job(
@@ -260,7 +269,7 @@ def told(job: NewJob, submitted: Submitted) -> dict[str, str]:
 
 def failed(error_type: str, message: str, path: str) -> Problem:
     """What the failure of a row, or of a whole job, is to a caller who waits for nothing but its result."""
-    if error_type == INVALID_INPUT:
+    if error_type == rows.INVALID_INPUT:
         return problems.wrong(path, message)
     return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
 

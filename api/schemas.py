@@ -18,12 +18,15 @@ PRIORITY_NAMES: dict[Priority, PriorityName] = {priority: name for name, priorit
 MAX_ROWS = 4096
 
 
-class WebhookRequest(BaseModel):
-    """Whom to tell of the job's end."""
-
+class WebhookAddress(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"url": "https://example.org/hooks"}]})
 
     url: str = Field(description="https, on a public address; called with POST, signed by Standard Webhooks 1.0.")
+
+
+class WebhookRequest(WebhookAddress):
+    """Whom to tell of the job's end."""
+
     events: list[JobEvent] = Field(
         default_factory=lambda: list(JobEvent), min_length=1, description="The ends to tell of; all without it."
     )

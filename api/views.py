@@ -66,6 +66,18 @@ def listed(states: Sequence[JobState], next_cursor: str | None) -> bytes:
     return orjson.dumps({"object": "list", "data": data, "next_cursor": next_cursor})
 
 
+def page(found: Sequence[Mapping[str, object]], limit: int) -> dict[str, object]:
+    """A page of a list as OpenAI has them, of at most `limit`; `found` is one more where there are more."""
+    data = found[:limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > limit,
+    }
+
+
 def accepted(submitted: Submitted, model: str, status: JobStatus) -> bytes:
     """What a submit answers, as `schemas.Accepted` describes it."""
     return orjson.dumps(

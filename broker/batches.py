@@ -7,6 +7,7 @@ lease); callers write that it is to be cancelled, which the holder learns from t
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self, cast
@@ -160,13 +161,7 @@ class Batches:
 
     async def get(self, batch_id: str) -> BatchRecord | None:
         """None for an id that is unknown, or whose batch is not kept any more."""
-        name = self._keys.batch(batch_id)
-        async with translated_async(self._client):
-            record, cancelling_at = cast(
-                "tuple[bytes | None, bytes | None]",
-                await tried_twice(lambda: self._client.hmget(name, ["record", "cancelling_at"])),
-            )
-        return None if record is None else BatchRecord.decode(record, cancelling_at)
+        return (await self._read([batch_id]))[0]
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[BatchRecord]:
         """An owner's batches, the newest first; those behind the one with the id `after`, which may be gone."""
@@ -183,8 +178,7 @@ class Batches:
 
         async with translated_async(self._client):
             ids = await tried_twice(read)
-        found = [await self.get(name.decode()) for name in ids]
-        return [batch for batch in found if batch is not None]
+        return [batch for batch in await self._read([name.decode() for name in ids]) if batch is not None]
 
     async def cancel(self, batch_id: str) -> BatchRecord | None:
         """Have it cancelled, if it has not ended; None for an unknown id. Raises `BatchEnded`."""
@@ -215,6 +209,18 @@ class Batches:
         if answer == b"lost":
             raise LeaseLost(batch.id)
         return None if answer is None else float(answer)
+
+    async def _read(self, ids: Sequence[str]) -> list[BatchRecord | None]:
+        async def read() -> list[tuple[bytes | None, bytes | None]]:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for batch_id in ids:
+                    pipe.hmget(self._keys.batch(batch_id), ["record", "cancelling_at"])
+                found: list[tuple[bytes | None, bytes | None]] = await pipe.execute()
+            return found
+
+        async with translated_async(self._client):
+            found = await tried_twice(read)
+        return [None if record is None else BatchRecord.decode(record, moment) for record, moment in found]
 
 
 def told_of_end(batch: BatchRecord) -> Notification | None:

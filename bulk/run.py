@@ -36,6 +36,7 @@ from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
 from bulk.steering import Steering
 from bulk.writing import finish_output, open_writer
+from schemas.rows import INVALID_INPUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +221,7 @@ class _Files:
         value = row.columns[column]
         if self._task.texts and not isinstance(value, str):
             kind = "null" if value is None else type(value).__name__
-            return Item(row.number, failure=JobFailure("InvalidInput", f"{column!r} must be a text, and is {kind}"))
+            return Item(row.number, failure=JobFailure(INVALID_INPUT, f"{column!r} must be a text, and is {kind}"))
         return Item(row.number, json_text(value))
 
     def _error(self, row: Row | BadRow, failure: JobFailure) -> dict[str, object]:

@@ -6,7 +6,6 @@ import asyncio
 import time
 import urllib.request
 
-from broker import AsyncBroker
 from configs import Settings
 
 #: Seconds between looks.
@@ -56,16 +55,11 @@ def first_request(api: str, settings: Settings, *, with_key: bool) -> str:
 
 async def _asked(settings: Settings) -> tuple[list[tuple[str, str]], int]:
     """The models that no worker could load, with the reason; and how many keys there are."""
-    broker = await AsyncBroker.open(
-        settings.broker.server_url,
-        key_prefix=settings.broker.key_prefix,
-        read_timeout_s=settings.broker.read_timeout_s,
-    )
-    try:
+    from bulk.client import open_broker
+
+    async with open_broker(settings) as broker:
         infos = [info for worker in await broker.overview.workers() for info in worker.models]
         keys = len(await broker.access.all())
-    finally:
-        await broker.close()
     served = {info.name for info in infos if info.state != "failed"}
     failed = {info.name: str(info.error) for info in infos if info.name not in served}
     return sorted(failed.items()), keys

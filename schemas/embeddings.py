@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from configs import ModelSettings
 
@@ -110,6 +110,3 @@ class Embeddings(BaseModel):
     data: list[EmbeddingView]
     model: str
     usage: UsageView
-
-
-EMBEDDINGS_REQUESTS = TypeAdapter(EmbeddingsRequest)

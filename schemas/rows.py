@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+#: The type of a row's error that is the caller's fault.
+INVALID_INPUT = "InvalidInput"
+
 _STRICT = ConfigDict(strict=True)
 _INPUT: dict[str | None, TypeAdapter[Any]] = {"embedding": TypeAdapter(str, config=_STRICT)}
 _INPUTS: dict[str | None, TypeAdapter[Any]] = {"embedding": TypeAdapter(list[str], config=_STRICT)}

@@ -45,7 +45,8 @@ from bulk.client import open_broker
 from bulk.patience import patiently
 from bulk.store import FileStore
 from configs import Settings
-from workers.duty import Duty
+from workers.duty import Duty, perform_until
+from workers.forgotten import Forgotten
 from workers.portions import Portions
 from workers.threads import core_thread
 
@@ -79,7 +80,7 @@ class BatchWorker:
         self._held: dict[bytes, asyncio.Task[None]] = {}
         #: Leases that have had all their attempts, to be ended.
         self._exhausted: list[Lease] = []
-        self._unknown: set[bytes] = set()
+        self._forgotten = Forgotten()
         #: Places of batches that run, shared between owners.
         self._portions = Portions(settings.batches.max_running)
         self._threads = ThreadPoolExecutor(_BROKER_THREADS, "batches broker")
@@ -139,7 +140,8 @@ class BatchWorker:
 
     async def _lease(self, broker: AsyncBroker, runner: BatchRunner) -> None:
         while self._exhausted:
-            self._begin(self._exhausted.pop(), partial(self._give_up, broker), None)
+            lease = self._exhausted.pop()
+            self._begin(lease, self._give_up(broker, lease), None)
         if not self._portions.free:
             return
         # More than there may be room for: behind one owner's, others' are found.
@@ -147,18 +149,19 @@ class BatchWorker:
         leased = await self._ask(lambda: self._broker.lease(BATCHES, rooms, together=True))
         later: list[tuple[bytes, float]] = []
         for lease in leased.leases:
-            owner = _owner(lease)
+            message = self._decoded(lease)
+            owner = message.owner if isinstance(message, Message) else ""
             if self._portions.has_one_for(owner):
                 self._portions.take(owner)
-                self._begin(lease, partial(self._carry, broker, runner), owner)
+                self._begin(lease, self._carry(broker, runner, lease, message), owner)
             else:
                 later.append((lease.tag, time.time() + PUT_OFF_S))
         if later:
             await self._ask(lambda: self._broker.schedule(BATCHES, later))
 
-    def _begin(self, lease: Lease, carry: Callable[[Lease], Coroutine[None, None, None]], owner: str | None) -> None:
+    def _begin(self, lease: Lease, carry: Coroutine[None, None, None], owner: str | None) -> None:
         """`owner` has a place for it; None for what needs none."""
-        task = self._held[lease.tag] = asyncio.create_task(carry(lease))
+        task = self._held[lease.tag] = asyncio.create_task(carry)
         task.add_done_callback(partial(self._left, lease, owner))
 
     def _left(self, lease: Lease, owner: str | None, _: asyncio.Task[None]) -> None:
@@ -178,12 +181,20 @@ class BatchWorker:
         except BrokerUnavailable as error:
             log.warning("Batches could not be given back; their leases run out.", extra={"cause": str(error)})
 
-    async def _carry(self, broker: AsyncBroker, runner: BatchRunner, lease: Lease) -> None:
+    def _decoded(self, lease: Lease) -> Message | BadMessage:
+        try:
+            return decode(lease.message, self._broker.max_message_bytes)
+        except BadMessage as error:
+            return error
+
+    async def _carry(
+        self, broker: AsyncBroker, runner: BatchRunner, lease: Lease, message: Message | BadMessage
+    ) -> None:
         """See one leased batch through. Raises nothing; what could not be ended comes again."""
-        message, batch = await self._known(broker, lease)
+        batch = await self._known(broker, lease, message)
         if batch is None:
             return
-        assert message is not None
+        assert isinstance(message, Message)
         try:
             if not batch.ended:
                 batch = await runner.run(batch, partial(broker.batches.report, self._broker.session, lease.tag))
@@ -200,28 +211,27 @@ class BatchWorker:
 
     async def _give_up(self, broker: AsyncBroker, lease: Lease) -> None:
         """End a batch whose workers were lost each time."""
-        message, batch = await self._known(broker, lease)
-        if batch is not None and message is not None:
+        message = self._decoded(lease)
+        batch = await self._known(broker, lease, message)
+        if batch is not None and isinstance(message, Message):
             log.error("A batch has had all its attempts.", extra={"batch_id": batch.id, "attempt": lease.attempt})
             await self._fail(broker, lease, batch, message, _LOST)
 
-    async def _known(self, broker: AsyncBroker, lease: Lease) -> tuple[Message, BatchRecord] | tuple[None, None]:
+    async def _known(self, broker: AsyncBroker, lease: Lease, message: Message | BadMessage) -> BatchRecord | None:
         """The batch that a message means; one that means none is settled as failed."""
-        job_id: str | None = None
-        try:
-            message = decode(lease.message, self._broker.max_message_bytes)
+        if isinstance(message, BadMessage):
+            job_id, reason = message.job_id, message.reason
+        else:
             job_id, named = message.id, message.kwargs.get("batch_id")
             batch = await patiently(lambda: broker.batches.get(named)) if isinstance(named, str) else None
             if batch is not None:
-                return message, batch
+                return batch
             reason = f"there is no batch {named!r:.80}: batches are made by POST /v1/batches"
-        except BadMessage as error:
-            job_id, reason = error.job_id, error.reason
         log.error("A message that means no batch was dropped.", extra={"job_id": job_id, "cause": reason})
         result = encode_failure(job_id or "", Failure("BadMessage", reason), _facts(lease, None, None))
         settlement = Settlement(lease.tag, job_id or "", result if job_id else None, recorded=False)
         await patiently(lambda: self._ask(lambda: self._broker.settle(BATCHES, [settlement])))
-        return None, None
+        return None
 
     async def _fail(
         self, broker: AsyncBroker, lease: Lease, batch: BatchRecord, message: Message, fault: BatchFault
@@ -265,9 +275,7 @@ class BatchWorker:
     # The keeper's thread.
 
     def _keep(self) -> None:
-        while not self._ended.wait(min(duty.due_in() for duty in self._duties)):
-            for duty in self._duties:
-                duty.perform_when_due()
+        perform_until(self._ended, self._duties)
 
     def _renew(self) -> None:
         [renewed] = self._broker.renew([BATCHES])
@@ -290,22 +298,13 @@ class BatchWorker:
         """Give back what the server holds for this worker though it knew of it neither now nor at the last look."""
         known = {*self._held, *(lease.tag for lease in self._exhausted)}
         unknown = set(self._broker.held_tags(BATCHES)) - known
-        forgotten = unknown & self._unknown
-        self._unknown = unknown - forgotten
+        forgotten = self._forgotten.among(unknown)
         if count := self._broker.release(BATCHES, sorted(forgotten, key=int)):
             log.warning("Gave back batches whose lease was lost on the way.", extra={"count": count})
 
 
 _FAULT = BatchFault("server_error", "the service failed to run this batch; its log says why")
 _LOST = BatchFault("worker_lost", f"the worker that ran this batch was lost {MAX_ATTEMPTS} times")
-
-
-def _owner(lease: Lease) -> str:
-    """Whose batch a message means, as far as that can be read."""
-    try:
-        return decode(lease.message).owner
-    except BadMessage:
-        return ""
 
 
 def _facts(lease: Lease, batch: BatchRecord | None, message: Message | None) -> RunFacts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from broker import BrokerUnavailable
 
@@ -37,3 +38,10 @@ class Duty:
             log.warning("The broker is away; trying again.", extra={"duty": self.name, "cause": str(error)})
         except Exception:
             log.exception("A duty failed; it is tried again.", extra={"duty": self.name})
+
+
+def perform_until(stopped: threading.Event, duties: Sequence[Duty]) -> None:
+    """Perform each of them whenever it is due."""
+    while not stopped.wait(min(duty.due_in() for duty in duties)):
+        for duty in duties:
+            duty.perform_when_due()

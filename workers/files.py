@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 
-from broker import AsyncBroker
+from bulk.client import open_broker
 from bulk.errors import OutputFailed
 from bulk.store import FileStore
 from configs import Settings
-from workers.duty import Duty
+from workers.duty import Duty, perform_until
 from workers.threads import core_thread
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class FileSweeper:
     """A thread of the io worker."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings.broker
+        self._settings = settings
         self._store = FileStore(settings.files.storage)
         self._stopping = threading.Event()
         self._duties = (
@@ -53,21 +53,14 @@ class FileSweeper:
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(min(duty.due_in() for duty in self._duties)):
-            for duty in self._duties:
-                duty.perform_when_due()
+        perform_until(self._stopping, self._duties)
 
     def _remove_expired(self) -> bool:
         return asyncio.run(self._remove_some())
 
     async def _remove_some(self) -> bool:
         """Whether there may be more that can be removed now."""
-        broker = await AsyncBroker.open(
-            self._settings.server_url,
-            key_prefix=self._settings.key_prefix,
-            read_timeout_s=self._settings.read_timeout_s,
-        )
-        try:
+        async with open_broker(self._settings) as broker:
             expired = await broker.files.expired(time.time(), AT_A_TIME)
             removed = 0
             for record in expired:
@@ -83,8 +76,6 @@ class FileSweeper:
                     break
                 await broker.files.remove(record.id)
                 removed += 1
-        finally:
-            await broker.close()
         if removed:
             log.info("Removed expired files.", extra={"count": removed})
         return removed == AT_A_TIME

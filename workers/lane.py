@@ -21,6 +21,7 @@ from broker.keys import PRIORITY_STEPS
 from broker.message import Message, decode
 from inference import Encoded
 from workers.executor import Executor
+from workers.forgotten import Forgotten
 from workers.jobs import Burial, Ending, Job, Served, buried, dropped
 from workers.traffic import TrafficSample
 
@@ -103,7 +104,7 @@ class Lane:
         self._lock = lock
         self._is_revoked = is_revoked
         #: What the server held for this worker at the last look, and nobody here knew of.
-        self._unknown: set[bytes] = set()
+        self._forgotten = Forgotten()
         #: Ids of the jobs that the device has claimed and that are not settled yet.
         self._claimed_ids: set[str] = set()
 
@@ -274,10 +275,7 @@ class Lane:
         A lease may be carried out after its caller has given it up, and after `release_unknown`: by a network or a
         server that stood still. Renewed with all the rest, such messages would be held, and not run, for ever.
         """
-        unknown = self._unknown_tags()
-        forgotten = unknown & self._unknown
-        self._unknown = unknown - forgotten
-        return self._release(forgotten)
+        return self._release(self._forgotten.among(self._unknown_tags()))
 
     def _unknown_tags(self) -> set[bytes]:
         """What the server holds for this worker and this lane does not know of."""

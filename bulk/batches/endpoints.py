@@ -10,17 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from broker import JobFailure
 from bulk.chunks import Outcome
 from bulk.formats.jsonl import json_text
 from configs import ModelSettings
 from schemas import rows
-from schemas.embeddings import EMBEDDINGS_REQUESTS, EmbeddingsRequest
-
-#: The type of a row's error that is the caller's fault.
-INVALID_INPUT = "InvalidInput"
+from schemas.embeddings import EmbeddingsRequest
 
 #: The service's models, by name.
 Models = Mapping[str, ModelSettings]
@@ -62,7 +59,7 @@ class EmbeddingsCall(Call):
 
     @classmethod
     def of(cls, body: object, models: Models) -> Call | Answer:
-        request = EMBEDDINGS_REQUESTS.validate_python(body)
+        request = EmbeddingsRequest.model_validate(body)
         misfit = request.misfit(models)
         return cls(request) if misfit is None else refusal(misfit[1], misfit[0])
 
@@ -96,16 +93,13 @@ class JobBody(BaseModel):
         return self
 
 
-_JOB_BODIES = TypeAdapter(JobBody)
-
-
 @dataclass(frozen=True, slots=True)
 class JobCall(Call):
     body: JobBody
 
     @classmethod
     def of(cls, body: object, models: Models) -> Call | Answer:
-        wanted = _JOB_BODIES.validate_python(body)
+        wanted = JobBody.model_validate(body)
         task = models[wanted.model].task
         if wanted.inputs is not None:
             rows.check_inputs(task, wanted.inputs)
@@ -148,7 +142,7 @@ def call_of(endpoint: str, body: object, models: Models) -> Call | Answer:
 
 
 def _failed(failure: JobFailure, param: str) -> Answer:
-    if failure.type == INVALID_INPUT:
+    if failure.type == rows.INVALID_INPUT:
         return refusal(failure.message, param)
     return refusal(f"{failure.type}: {failure.message}", param, kind="job-failed", status=502)
 

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 from broker import BatchRecord, JobFailure
-from bulk.batches.endpoints import INVALID_INPUT, Answer, Call, Models, call_of
+from bulk.batches.endpoints import Answer, Call, Models, call_of
 from bulk.checkpoint import Checkpoint
 from bulk.chunks import Item, Outcome
 from bulk.fingerprint import Fingerprint
@@ -23,6 +22,7 @@ from bulk.output import Writer
 from bulk.reading import read_rows
 from bulk.rows import BadRow, OutRow, Row
 from bulk.writing import finish_output, open_writer
+from schemas.rows import INVALID_INPUT
 
 _NAMESPACE = uuid.UUID("0c6f7a7e-5d3a-5f0e-9c3b-6b1f0f2f4a51")
 
@@ -153,12 +153,6 @@ class BatchFiles:
         for writer in (self._answers, self._errors):
             if writer is not None:
                 writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _items_of(self, row: Row | BadRow) -> list[Item]:
         # All lines were looked at before, and the file is not written to after it was stored.

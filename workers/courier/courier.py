@@ -29,7 +29,8 @@ from telemetry.metrics import CourierMetrics
 from workers.backoff import Backoff
 from workers.courier.calling import Caller
 from workers.courier.carrying import TOGETHER, Carrier
-from workers.duty import Duty
+from workers.duty import Duty, perform_until
+from workers.forgotten import Forgotten
 from workers.threads import Grace, core_thread
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Courier:
         self._held: dict[bytes, asyncio.Task[None]] = {}
         #: Whether a lease waits for a place.
         self._full = False
-        self._unknown: set[bytes] = set()
+        self._forgotten = Forgotten()
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
         self._empty = threading.Event()
@@ -205,9 +206,7 @@ class Courier:
             self._renewal.perform_when_due()
 
     def _keep(self) -> None:
-        while not self._stopping.wait(min(duty.due_in() for duty in self._duties)):
-            for duty in self._duties:
-                duty.perform_when_due()
+        perform_until(self._stopping, self._duties)
 
     def _wait(self) -> None:
         """Wake the loop when something is pushed to a queue that was empty."""
@@ -247,8 +246,7 @@ class Courier:
         """Give back what the server holds for this courier though it knew of it neither now nor at the last look."""
         known = set(self._held)
         unknown = set(self._broker.held_tags(WEBHOOKS)) - known
-        forgotten = unknown & self._unknown
-        self._unknown = unknown - forgotten
+        forgotten = self._forgotten.among(unknown)
         if count := self._broker.release(WEBHOOKS, sorted(forgotten, key=int)):
             log.warning("Gave back webhooks whose lease was lost on the way.", extra={"count": count})
             self._rouse()
