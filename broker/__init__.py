@@ -2,8 +2,8 @@
 
 from broker.access import AccessKey, KeyRegistry, Scope
 from broker.aio import AsyncBroker
-from broker.batches import BatchFault, BatchRecord, BatchStatus, told_of_end
-from broker.bulk_runs import BulkRun, BulkRuns, RunKind, RunState, Wanted
+from broker.batches import BatchFault, BatchRecord, BatchStatus, BatchWishes, told_of_end
+from broker.bulk_runs import BulkRun, BulkRuns, RunState, Wanted
 from broker.errors import (
     BadMessage,
     BatchEnded,
@@ -69,6 +69,7 @@ __all__ = [
     "BatchFault",
     "BatchRecord",
     "BatchStatus",
+    "BatchWishes",
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
@@ -101,7 +102,6 @@ __all__ = [
     "Rate",
     "RateState",
     "Reclaimed",
-    "RunKind",
     "RunState",
     "Scope",
     "SettleAnswer",

@@ -1,13 +1,13 @@
 """Batches of requests from a file: what is known of each, and the queue that has them run.
 
-A batch's record has two writers. Whoever holds the lease of its message writes how far it is (`report`, fenced by that
-lease); callers write that it is to be cancelled, which the holder learns from the answer to its next report.
+Whoever holds the lease of a batch's message writes its record (`report`, fenced by that lease). What people want of
+it, that it be cancelled or pause, they write beside the record; the holder learns of it from the answer to a report.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self, cast
@@ -25,7 +25,7 @@ from broker.webhooks import Notification
 
 #: How long a batch is known after it was last written, seconds.
 RECORD_TTL_S = 30 * 86_400
-#: Batches of one owner that can be listed, the newest.
+#: Batches that can be listed, of one owner and of all together, the newest.
 MOST_LISTED = 10_000
 
 
@@ -55,6 +55,19 @@ class BatchFault:
     param: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BatchWishes:
+    """What people want of a batch."""
+
+    #: Since when it is to be cancelled, Unix seconds; None when it is not.
+    cancelling_at: float | None = None
+    paused: bool = False
+
+    @classmethod
+    def of(cls, cancelling_at: bytes | None, paused: bytes | None) -> Self:
+        return cls(None if cancelling_at is None else float(cancelling_at), paused is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
     """One batch at one moment. Times are Unix seconds."""
@@ -72,6 +85,9 @@ class BatchRecord:
     output_ttl_s: int | None = None
     webhook: Webhook | None = None
     status: BatchStatus = BatchStatus.VALIDATING
+    #: Whether people want it to pause, and whether a worker is at it all the same: it may not have heard of it yet.
+    paused: bool = False
+    held: bool = False
     #: Known once its lines were checked.
     model: str | None = None
     total: int = 0
@@ -93,6 +109,11 @@ class BatchRecord:
         return self.status in ENDS
 
     @property
+    def rests(self) -> bool:
+        """Whether it is paused, and nothing of it is under way."""
+        return self.paused and not self.held and not self.ended
+
+    @property
     def shown(self) -> BatchStatus:
         """The status as readers see it."""
         return self.status if self.ended or self.cancelling_at is None else BatchStatus.CANCELLING
@@ -101,12 +122,16 @@ class BatchRecord:
         """With this status from now on."""
         return replace(self, status=status, **{f"{status}_at": time.time()})  # type: ignore[arg-type]
 
+    def wished(self, wishes: BatchWishes) -> Self:
+        """With what is wanted of it now."""
+        cancelling_at = self.cancelling_at if wishes.cancelling_at is None else wishes.cancelling_at
+        return replace(self, cancelling_at=cancelling_at, paused=wishes.paused)
+
     def encode(self) -> bytes:
         return orjson.dumps(self)
 
     @classmethod
-    def decode(cls, record: bytes, cancelling_at: bytes | None = None) -> Self:
-        """Of a record, and since when the batch is to be cancelled, if so."""
+    def decode(cls, record: bytes, wishes: BatchWishes | None = None) -> Self:
         fields: dict[str, Any] = orjson.loads(record)
         found = cls(
             **fields
@@ -116,7 +141,7 @@ class BatchRecord:
                 "webhook": Webhook.of_json(fields["webhook"]),
             }
         )
-        return found if cancelling_at is None else replace(found, cancelling_at=float(cancelling_at))
+        return found.wished(wishes or BatchWishes())
 
 
 class Batches:
@@ -142,7 +167,10 @@ class Batches:
         async with translated_async(self._client):
             answer: bytes = await tried_twice(
                 lambda: self._submit(
-                    keys=[keys.batch(batch.id), keys.batches(owner), keys.open_batches(owner), self._queue.waiting[0]],
+                    keys=[
+                        *(keys.batch(batch.id), keys.batches(owner), keys.open_batches(owner), keys.all_batches),
+                        self._queue.waiting[0],
+                    ],
                     args=[
                         *(batch.id, batch.encode(), fingerprint, int(batch.created_at * 1000)),
                         *(RECORD_TTL_S, max_open, MOST_LISTED),
@@ -165,7 +193,13 @@ class Batches:
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[BatchRecord]:
         """An owner's batches, the newest first; those behind the one with the id `after`, which may be gone."""
-        listing = self._keys.batches(owner)
+        return await self._listed(self._keys.batches(owner), after, limit)
+
+    async def newest(self, limit: int) -> list[BatchRecord]:
+        """Everybody's batches, the newest first."""
+        return await self._listed(self._keys.all_batches, None, limit)
+
+    async def _listed(self, listing: str, after: str | None, limit: int) -> list[BatchRecord]:
 
         async def read() -> list[bytes]:
             begin = 0
@@ -182,45 +216,70 @@ class Batches:
 
     async def cancel(self, batch_id: str) -> BatchRecord | None:
         """Have it cancelled, if it has not ended; None for an unknown id. Raises `BatchEnded`."""
+        at = str(time.time())
+        return await self._want(batch_id, lambda pipe, name: pipe.hsetnx(name, "cancelling_at", at))
+
+    async def pause(self, batch_id: str) -> BatchRecord | None:
+        """Have it pause, until `resume`; None for an unknown id. Raises `BatchEnded`."""
+        return await self._want(batch_id, lambda pipe, name: pipe.hset(name, "paused", "1"))
+
+    async def resume(self, batch_id: str) -> BatchRecord | None:
+        """Have it go on; None for an unknown id. Raises `BatchEnded`."""
+        return await self._want(batch_id, lambda pipe, name: pipe.hdel(name, "paused"))
+
+    async def _want(
+        self, batch_id: str, write: Callable[[redis.asyncio.client.Pipeline, str], object]
+    ) -> BatchRecord | None:
+        """Write a wish down, if the batch has not ended, and return the batch with it."""
         found = await self.get(batch_id)
         if found is None:
             return None
         if found.ended:
             raise BatchEnded(batch_id, found.status)
         name = self._keys.batch(batch_id)
+
+        async def wish() -> None:
+            async with self._client.pipeline(transaction=True) as pipe:
+                write(pipe, name)
+                # A server that has just lost the batch must not keep the wish for ever.
+                pipe.expire(name, RECORD_TTL_S)
+                await pipe.execute()
+
         async with translated_async(self._client):
-            await tried_twice(lambda: self._client.hsetnx(name, "cancelling_at", str(time.time())))
+            await tried_twice(wish)
         return await self.get(batch_id)
 
-    async def report(self, session: str, tag: bytes, batch: BatchRecord) -> float | None:
-        """Write down how far a batch is whose message `session` holds; since when it is to be cancelled, if so.
+    async def report(self, session: str, tag: bytes, batch: BatchRecord) -> BatchWishes:
+        """Write down how far a batch is whose message `session` holds; returns what is wanted of it.
 
         Raises:
             LeaseLost: somebody else has it now, and nothing was written.
         """
         keys = self._keys
         async with translated_async(self._client):
-            answer: bytes | None = await tried_twice(
+            answer: bytes | list[bytes | None] = await tried_twice(
                 lambda: self._report(
                     keys=[self._queue.held(session), keys.batch(batch.id), keys.open_batches(batch.owner)],
                     args=[tag, batch.encode(), RECORD_TTL_S, batch.id if batch.ended else ""],
                 )
             )
-        if answer == b"lost":
+        if isinstance(answer, bytes):
             raise LeaseLost(batch.id)
-        return None if answer is None else float(answer)
+        return BatchWishes.of(*answer)
 
     async def _read(self, ids: Sequence[str]) -> list[BatchRecord | None]:
-        async def read() -> list[tuple[bytes | None, bytes | None]]:
+        async def read() -> list[list[bytes | None]]:
             async with self._client.pipeline(transaction=False) as pipe:
                 for batch_id in ids:
-                    pipe.hmget(self._keys.batch(batch_id), ["record", "cancelling_at"])
-                found: list[tuple[bytes | None, bytes | None]] = await pipe.execute()
+                    pipe.hmget(self._keys.batch(batch_id), ["record", "cancelling_at", "paused"])
+                found: list[list[bytes | None]] = await pipe.execute()
             return found
 
         async with translated_async(self._client):
             found = await tried_twice(read)
-        return [None if record is None else BatchRecord.decode(record, moment) for record, moment in found]
+        return [
+            None if record is None else BatchRecord.decode(record, BatchWishes.of(*wishes)) for record, *wishes in found
+        ]
 
 
 def told_of_end(batch: BatchRecord) -> Notification | None:

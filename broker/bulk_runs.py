@@ -1,4 +1,4 @@
-"""The registry of bulk runs: each says every second how far it is, and hears with the answer what is wanted of it.
+"""The registry of files' bulk runs: each says every second how far it is, and hears what is wanted of it.
 
 A run alone writes its record; people write what they want. How long a run has been silent is told by its record's TTL,
 so that only the server's clock counts.
@@ -28,11 +28,6 @@ SILENT_AFTER_S = 15.0
 KEEP_S = 7 * 86_400
 #: Runs that can be listed, those that reported last.
 MAX_LISTED = 1000
-
-
-class RunKind(StrEnum):
-    #: `sheaf bulk INPUT OUTPUT`.
-    FILE = "file"
 
 
 class RunState(StrEnum):
@@ -65,10 +60,7 @@ class BulkRun:
     """One run, as it told of itself last. Times are Unix seconds of its own clock."""
 
     id: str
-    kind: RunKind
     model: str
-    #: Whose access key it runs for; "" for a command's.
-    owner: str
     #: Where the rows come from and go, without credentials.
     input: str
     output: str
@@ -101,7 +93,7 @@ class BulkRun:
     def decode(cls, raw: bytes) -> Self:
         """Raises `ValueError`, `KeyError` or `TypeError` for what another version wrote."""
         fields: dict[str, Any] = orjson.loads(raw)
-        return cls(**(fields | {"kind": RunKind(fields["kind"]), "state": RunState(fields["state"])}))
+        return cls(**(fields | {"state": RunState(fields["state"])}))
 
 
 class BulkRuns:

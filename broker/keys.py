@@ -159,8 +159,14 @@ class Keys:
         return self._own + "keys"
 
     def batch(self, batch_id: str) -> str:
-        """hash with TTL: `record`, JSON; `fingerprint` of its request; `cancelling_at`, Unix seconds, if so."""
+        """hash with TTL: `record`, JSON; `fingerprint` of its request; what is wanted of it: `cancelling_at`, Unix
+        seconds, if it is to end; `paused`, 1, if it is to pause."""
         return f"{self._own}batch:{batch_id}"
+
+    @property
+    def all_batches(self) -> str:
+        """sorted set with TTL: id of any owner's batch -> Unix milliseconds of its making; the newest ones only."""
+        return self._own + "all-batches"
 
     def batches(self, owner: str) -> str:
         """sorted set with TTL: id of an owner's batch -> Unix milliseconds of its making; the newest ones only."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from broker import BrokerUnavailable, BulkRun, BulkRuns, RunKind, RunState, Wanted
+from broker import BrokerUnavailable, BulkRun, BulkRuns, RunState, Wanted
 from broker.bulk_runs import REPORT_EVERY_S
 from bulk.errors import RunCancelled
 from bulk.locations import without_credentials
@@ -31,9 +31,7 @@ def described(task: Task) -> BulkRun:
     now = time.time()
     return BulkRun(
         id=f"bulk_{uuid.uuid4().hex[:12]}",
-        kind=RunKind.FILE,
         model=task.model,
-        owner="",
         input=without_credentials(task.input.url),
         output=without_credentials(task.output.url),
         host=socket.gethostname(),

@@ -24,9 +24,11 @@ from typing import TypeVar
 from broker import (
     AsyncBroker,
     BadMessage,
+    BatchEnded,
     BatchFault,
     BatchRecord,
     BatchStatus,
+    BatchWishes,
     Broker,
     BrokerUnavailable,
     FollowUp,
@@ -46,6 +48,7 @@ from bulk.patience import patiently
 from bulk.store import FileStore
 from configs import Settings
 from workers.duty import Duty, perform_until
+from workers.events import TaskEvents, lost_before
 from workers.forgotten import Forgotten
 from workers.portions import Portions
 from workers.threads import core_thread
@@ -61,6 +64,8 @@ SWEEP_EVERY_S = 1.0
 #: Batches that are looked at together, and seconds after which one that finds no place for its owner comes again.
 LEASED_TOGETHER = 64
 PUT_OFF_S = 2.0
+#: Seconds between looks whether a paused batch is to go on.
+PAUSED_LOOK_S = 2.0
 #: After a fault of ours a batch is put off for so long, seconds.
 FAULT_PAUSE_S = 60.0
 #: A batch may outlast many restarts of its worker, so it takes more of them than a job does to blame it for them.
@@ -70,11 +75,15 @@ _BROKER_THREADS = 2
 
 
 class BatchWorker:
-    """Runs until it is stopped. `broker` is its own."""
+    """Runs until it is stopped. `broker` is its own; `events` and `is_revoked` (of a task's id) are the process's."""
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, events: TaskEvents, is_revoked: Callable[[str], bool]
+    ) -> None:
         self._broker = broker
         self._settings = settings
+        self._events = events
+        self._is_revoked = is_revoked
         self._webhooks = broker.keys.queue(WEBHOOKS).waiting[0]
         #: Of each lease that is in hand: the task that runs its batch.
         self._held: dict[bytes, asyncio.Task[None]] = {}
@@ -197,8 +206,13 @@ class BatchWorker:
         assert isinstance(message, Message)
         try:
             if not batch.ended:
-                batch = await runner.run(batch, partial(broker.batches.report, self._broker.session, lease.tag))
-            await self._settle(lease, batch, message)
+                if not batch.rests:
+                    self._events.told(batch.id, *_begun(lease, message))
+                batch = await runner.run(batch, partial(self._report, broker, lease))
+            if batch.ended:
+                await self._settle(lease, batch, message)
+            else:
+                await self._put_off(lease, PAUSED_LOOK_S)
         except LeaseLost:
             log.warning("The lease of a batch was lost; whoever has it goes on.", extra={"batch_id": batch.id})
         except Exception:
@@ -206,8 +220,14 @@ class BatchWorker:
             if time.time() > batch.expires_at:
                 await self._fail(broker, lease, batch, message, _FAULT)
             else:
-                due = [(lease.tag, time.time() + FAULT_PAUSE_S)]
-                await patiently(lambda: self._ask(lambda: self._broker.schedule(BATCHES, due)))
+                await self._put_off(lease, FAULT_PAUSE_S)
+
+    async def _report(self, broker: AsyncBroker, lease: Lease, batch: BatchRecord) -> BatchWishes:
+        """As `BatchRunner` wants it. Celery's `revoke` is a cancel."""
+        if not batch.ended and self._is_revoked(batch.id):
+            with suppress(BatchEnded):
+                await broker.batches.cancel(batch.id)
+        return await broker.batches.report(self._broker.session, lease.tag, batch)
 
     async def _give_up(self, broker: AsyncBroker, lease: Lease) -> None:
         """End a batch whose workers were lost each time."""
@@ -252,16 +272,27 @@ class BatchWorker:
             "error_file_id": batch.error_file_id,
         }
         facts = _facts(lease, batch, message)
+        event: tuple[str, dict[str, object]]
         if batch.status is BatchStatus.FAILED:
-            result = encode_failure(batch.id, Failure("BatchFailed", batch.errors[0].message), facts)
+            reason = batch.errors[0].message
+            result = encode_failure(batch.id, Failure("BatchFailed", reason), facts)
+            exception = f"BatchFailed({reason!r})"
+            event = "task-failed", {"exception": exception, "traceback": exception}
         else:
             result = encode_success(batch.id, outcome, facts)
+            runtime = time.time() - (batch.in_progress_at or batch.created_at)
+            event = "task-succeeded", {"result": repr(outcome), "runtime": runtime}
         told = told_of_end(batch)
         follow_ups = () if told is None else (FollowUp(self._webhooks, told.encode()),)
         settlement = Settlement(
             lease.tag, batch.id, result, recorded=False, follow_ups=follow_ups, if_revoked=follow_ups
         )
         await patiently(lambda: self._ask(lambda: self._broker.settle(BATCHES, [settlement])))
+        self._events.told(batch.id, event)
+
+    async def _put_off(self, lease: Lease, seconds: float) -> None:
+        due = [(lease.tag, time.time() + seconds)]
+        await patiently(lambda: self._ask(lambda: self._broker.schedule(BATCHES, due)))
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -305,6 +336,24 @@ class BatchWorker:
 
 _FAULT = BatchFault("server_error", "the service failed to run this batch; its log says why")
 _LOST = BatchFault("worker_lost", f"the worker that ran this batch was lost {MAX_ATTEMPTS} times")
+
+
+def _begun(lease: Lease, message: Message) -> list[tuple[str, dict[str, object]]]:
+    """The task events of a batch that a worker begins or goes on with."""
+    again: list[tuple[str, dict[str, object]]] = []
+    if lease.attempt > 1:
+        again.append(("task-retried", lost_before(lease.attempt)))
+    received: dict[str, object] = {
+        "name": BATCHES,
+        "args": "()",
+        "kwargs": repr(message.kwargs),
+        "root_id": message.id,
+        "parent_id": None,
+        "retries": lease.attempt - 1,
+        "eta": None,
+        "expires": None,
+    }
+    return [*again, ("task-received", received), ("task-started", {})]
 
 
 def _facts(lease: Lease, batch: BatchRecord | None, message: Message | None) -> RunFacts:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from celery import Celery
 from celery.utils.time import utcoffset
@@ -82,6 +82,12 @@ class TaskEvents:
         known = [burial for burial in burials if burial.settlement.job_id]
         self._note(lambda stamp: [_buried(burial, stamp) for burial in known], len(known))
 
+    def told(self, task_id: str, *events: tuple[str, Mapping[str, object]]) -> None:
+        """Of a task that is no job of a lane: types of events, in order, with the fields of each."""
+        self._note(
+            lambda stamp: [{**stamp, "type": kind, "uuid": task_id, **fields} for kind, fields in events], len(events)
+        )
+
     def _note(self, events: _Maker, count: int) -> None:
         """Remember the moment; the events themselves are built on the publishing thread."""
         if not count or not self._enabled():
@@ -144,8 +150,13 @@ def _received(job: Job, stamp: _Event) -> _Event:
 
 
 def _retried(job: Job, stamp: _Event) -> _Event:
-    exception = f"worker_lost('attempt {job.lease.attempt - 1} ended with its worker')"
-    return {**stamp, "type": "task-retried", "uuid": job.id, "exception": exception, "traceback": exception}
+    return {**stamp, "type": "task-retried", "uuid": job.id, **lost_before(job.lease.attempt)}
+
+
+def lost_before(attempt: int) -> dict[str, object]:
+    """What `task-retried` tells of the attempt before this one."""
+    exception = f"worker_lost('attempt {attempt - 1} ended with its worker')"
+    return {"exception": exception, "traceback": exception}
 
 
 def _buried(burial: Burial, stamp: _Event) -> _Event:

@@ -19,9 +19,10 @@ from webhooks import new_secret
 from workers import process
 from workers.app import make_app
 from workers.batches import MAX_ATTEMPTS, BatchWorker
-from workers.bootsteps import Part
+from workers.bootsteps import Part, is_revoked
 from workers.callbacks import CallbackCaller
 from workers.courier import NO_LIMIT, Courier
+from workers.events import TaskEvents
 from workers.executor import Executor
 from workers.files import FileSweeper
 from workers.jobs import Served
@@ -53,8 +54,8 @@ def main(settings: Settings) -> int:
     )
 
 
-def _beside(settings: Settings, registry: CollectorRegistry) -> tuple[Part, ...]:
-    batches = BatchWorker(process.make_broker(settings, max_attempts=MAX_ATTEMPTS), settings)
+def _beside(settings: Settings, registry: CollectorRegistry, events: TaskEvents) -> tuple[Part, ...]:
+    batches = BatchWorker(process.make_broker(settings, max_attempts=MAX_ATTEMPTS), settings, events, is_revoked)
     return make_courier(settings, registry), batches, FileSweeper(settings)
 
 

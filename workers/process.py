@@ -61,11 +61,11 @@ def run(
     name: str,
     device: str,
     metrics_port: int,
-    beside: Callable[[CollectorRegistry], Sequence[Part]] = lambda _: (),
+    beside: Callable[[CollectorRegistry, TaskEvents], Sequence[Part]] = lambda *_: (),
 ) -> int:
     """Serve the queues of `loaders` until told to stop; returns the exit status. `name` is the node's, without host.
 
-    `beside` makes what else the process runs, each from the drain's start to its stop.
+    `beside` makes what else the process runs, each from the drain's start to its stop; task events are the process's.
     """
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
@@ -76,6 +76,7 @@ def run(
     wanted = EventsWanted()
     broker = make_broker(settings)
     _wait_for(broker)
+    events = TaskEvents(broker, app, nodename, wanted, metrics.events_dropped)
     drain = Drain(
         broker,
         loaders,
@@ -83,12 +84,12 @@ def run(
         prefetch_batches=settings.workers.prefetch_batches,
         metrics=metrics,
         lines=LineWriter(settings.logging.format, service=service),
-        events=TaskEvents(broker, app, nodename, wanted, metrics.events_dropped),
+        events=events,
         is_revoked=is_revoked,
         on_ended=count_ended,
     )
     control.register(drain, broker, nodename, os.getpid())
-    parts = (drain, *beside(registry))
+    parts = (drain, *beside(registry, events))
     app.steps["worker"].add(drain_step(parts, settings.workers.shutdown_grace_s))
     app.steps["consumer"].add(events_step(wanted))
     # Celery warns of root because of pickle, which is refused here.

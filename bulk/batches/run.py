@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from broker import AsyncBroker, BatchFault, BatchRecord, BatchStatus, BrokerUnavailable, FileRecord
+from broker import AsyncBroker, BatchFault, BatchRecord, BatchStatus, BatchWishes, BrokerUnavailable, FileRecord
 from bulk.batches.files import BatchFiles, Places, discard
 from bulk.batches.validating import Interrupted, validate
 from bulk.driving import drive, undisturbed
@@ -28,11 +28,11 @@ from configs import Settings
 
 log = logging.getLogger(__name__)
 
-#: Writes down how a batch is, and answers since when it is to be cancelled, if so. Raises `LeaseLost` where it is
-#: another's now, and `BrokerUnavailable`.
-Report = Callable[[BatchRecord], Awaitable[float | None]]
+#: Writes down how a batch is, and answers what is wanted of it. Raises `LeaseLost` where it is another's now, and
+#: `BrokerUnavailable`.
+Report = Callable[[BatchRecord], Awaitable[BatchWishes]]
 
-#: Seconds between reports: so long a cancel may go unheard.
+#: Seconds between reports: so long a wish may go unheard.
 REPORT_EVERY_S = 1.0
 #: Longest pause between attempts to use a storage that fails, seconds.
 MAX_PAUSE_S = 30.0
@@ -67,7 +67,7 @@ class BatchRunner:
         self.settings = settings
 
     async def run(self, batch: BatchRecord, report: Report) -> BatchRecord:
-        """Take a batch to its end, and return it as it is then.
+        """Take a batch to its end, or until it is to pause, and return it as it is then.
 
         Raises:
             LeaseLost: somebody else has it.
@@ -83,7 +83,10 @@ class _Run:
         self._report = report
         self._reporting = asyncio.Lock()
         self._cut: _Cut | None = None
-        self._was_cut = asyncio.Event()
+        #: It is to pause. Then it is left as for another worker, which may be this one; so nobody waits for it, and a
+        #: paused batch takes no place and no memory.
+        self._pausing = False
+        self._interrupted = asyncio.Event()
         self._leaving = False
         self._driving: asyncio.Task[None] | None = None
         folder = shared.settings.batches.work_dir.absolute()
@@ -113,28 +116,35 @@ class _Run:
                 await self._tell()
             except BrokerUnavailable as error:
                 log.debug("The broker is away; the batch goes on.", extra={"cause": str(error)})
-            if self._cut is None and time.time() >= self._batch.expires_at:
-                self._cut_off(_EXPIRED)
+                self._heed()
             await asyncio.sleep(REPORT_EVERY_S)
 
     async def _tell(self) -> None:
         async with self._reporting:
-            cancelling_at = await self._report(self._batch)
-        if cancelling_at is not None and self._cut is None:
-            self._batch = replace(self._batch, cancelling_at=cancelling_at)
-            self._cut_off(_CANCELLED)
+            wishes = await self._report(self._batch)
+        self._batch = self._batch.wished(wishes)
+        self._heed()
 
-    def _cut_off(self, cut: _Cut) -> None:
-        self._cut = cut
-        self._was_cut.set()
-        if self._driving is not None:
-            self._driving.cancel()
+    def _heed(self) -> None:
+        """See whether the batch is to end early, or to pause."""
+        if self._cut is not None:
+            return
+        if self._batch.cancelling_at is not None:
+            self._cut = _CANCELLED
+        elif time.time() >= self._batch.expires_at:
+            self._cut = _EXPIRED
+        self._pausing = self._cut is None and (self._pausing or self._batch.paused)
+        if (self._cut is not None or self._pausing) and not self._interrupted.is_set():
+            self._interrupted.set()
+            if self._driving is not None:
+                self._driving.cancel()
 
     async def _work(self) -> None:
-        # A batch that was cancelled while it waited is not begun.
+        # A batch that was cancelled or paused while it waited is not begun.
         await patiently(self._tell)
         pause_s = 0.5
-        while not (self._batch.ended or self._leaving):
+        while not (self._batch.ended or self._leaving or self._pausing):
+            self._batch = replace(self._batch, held=True)
             try:
                 await undisturbed(_make, self._places.folder)
                 if self._batch.status is BatchStatus.VALIDATING:
@@ -149,6 +159,9 @@ class _Run:
                     return
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        if not self._batch.ended:
+            self._batch = replace(self._batch, held=False)
+            await patiently(self._tell)
 
     async def _storage_failed(self, error: BulkError) -> bool:
         """Whether that ended the batch."""
@@ -170,7 +183,7 @@ class _Run:
             return
         try:
             async with asyncio.timeout(seconds):
-                await self._was_cut.wait()
+                await self._interrupted.wait()
         except TimeoutError:
             return
 
@@ -183,7 +196,7 @@ class _Run:
                     batch.endpoint,
                     shared.settings.models,
                     max_lines=shared.settings.batches.max_lines,
-                    given_up=lambda: self._leaving or self._cut is not None,
+                    given_up=lambda: self._leaving or self._interrupted.is_set(),
                 )
             )
         except Interrupted:
@@ -204,7 +217,9 @@ class _Run:
             self._count(files)
             if not files.complete:
                 await self._drive(files)
-                if self._cut is not None and self._batch.total > files.completed + files.failed:
+                if self._batch.total > files.completed + files.failed:
+                    if self._cut is None:
+                        return
                     await undisturbed(files.cut_short, self._cut.code, self._cut.message)
                     self._count(files)
             if not files.cut:
@@ -221,8 +236,8 @@ class _Run:
         await self._end(cut.end if files.cut else BatchStatus.COMPLETED)
 
     async def _drive(self, files: BatchFiles) -> None:
-        """Have all lines run, or those for which there is time."""
-        if self._cut is not None:
+        """Have all lines run, or those for which there is time; returns early when it is interrupted."""
+        if self._interrupted.is_set():
             return
         shared, batch = self._shared, self._batch
         assert batch.model is not None
@@ -233,7 +248,7 @@ class _Run:
             await self._driving
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._cut is None or (task is not None and task.cancelling()):
+            if not self._interrupted.is_set() or (task is not None and task.cancelling()):
                 raise
         finally:
             self._driving = None
@@ -262,7 +277,7 @@ class _Run:
         await self._end(BatchStatus.FAILED)
 
     async def _end(self, status: BatchStatus) -> None:
-        self._batch = self._batch.become(status)
+        self._batch = replace(self._batch.become(status), held=False)
         await patiently(self._tell)
         await undisturbed(discard, self._batch.id, self._places)
         counts = {"completed": self._batch.completed, "failed": self._batch.failed}

@@ -29,6 +29,7 @@ from tests.batches.running import (
     running,
 )
 from tests.conftest import wait_until
+from tests.workers.conftest import collected_events, of_task
 from workers.app import make_app
 
 
@@ -338,6 +339,34 @@ def test_a_batch_is_a_celery_task_with_a_result(batches: Batches, client: openai
     }
     inspected = app.control.inspect(timeout=5).registered()
     assert any("sheaf.batches" in tasks for tasks in (inspected or {}).values())
+
+
+def test_flower_sees_a_batch_as_a_task(batches: Batches, client: openai.OpenAI) -> None:
+    app = make_app(load_settings(batches.config, {}).settings)
+    with collected_events(app) as events:
+        wait_until(lambda: events, description="events are received")
+        good = end_of(client, begin(client, [embedding("1")]))
+        bad = end_of(client, begin(client, [b"no json"]))
+        for batch, end in ((good, "task-succeeded"), (bad, "task-failed")):
+            expected = ["task-received", "task-started", end]
+            wait_until(
+                lambda batch=batch, expected=expected: of_task(events, batch.id) == expected,  # type: ignore[misc]  # bound now
+                description=f"{expected}, but got {of_task(events, batch.id)}",
+            )
+    received = next(event for event in events if event["type"] == "task-received" and event["uuid"] == good.id)
+    assert (received["name"], received["kwargs"]) == ("sheaf.batches", f"{{'batch_id': '{good.id}'}}")
+    assert str(received["hostname"]).startswith("sheaf-io@")
+    succeeded = next(event for event in events if event["type"] == "task-succeeded" and event["uuid"] == good.id)
+    assert "'status': 'completed'" in str(succeeded["result"])
+
+
+def test_celerys_revoke_cancels_a_batch(batches: Batches, client: openai.OpenAI) -> None:
+    app = make_app(load_settings(batches.config, {}).settings)
+    batch = begin(client, [job(str(number), "slow", 0.2) for number in range(200)], "/v1/jobs")
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress", description="it has begun")
+    app.control.revoke(batch.id)
+    ended = end_of(client, batch)
+    assert (ended.status, ended.request_counts and ended.request_counts.total) == ("cancelled", 200)
 
 
 def test_the_row_of_a_batch_is_no_job_that_anybody_lists(batches: Batches, client: openai.OpenAI) -> None:

@@ -15,6 +15,7 @@ from broker import (
     BatchFault,
     BatchRecord,
     BatchStatus,
+    BatchWishes,
     Broker,
     IdempotencyConflict,
     LeaseLost,
@@ -88,13 +89,13 @@ async def test_who_holds_it_writes_and_hears_of_a_cancel(batches: AsyncBroker, m
     batch = await submit(batches, record())
     tag = lease(broker)
     begun = replace(batch, model="echo", total=3).become(BatchStatus.IN_PROGRESS)
-    assert await batches.batches.report(broker.session, tag, begun) is None
+    assert await batches.batches.report(broker.session, tag, begun) == BatchWishes()
     cancelled = await batches.batches.cancel(batch.id)
     assert cancelled is not None
     assert (cancelled.status, cancelled.shown) == (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
     # Asked twice, it was asked the first time.
     assert await batches.batches.cancel(batch.id) == cancelled
-    assert await batches.batches.report(broker.session, tag, begun) == cancelled.cancelling_at
+    assert await batches.batches.report(broker.session, tag, begun) == BatchWishes(cancelled.cancelling_at)
     faults = (BatchFault("code", "message", 3, "body"),)
     ended = replace(begun, errors=faults).become(BatchStatus.CANCELLED)
     await batches.batches.report(broker.session, tag, ended)
@@ -103,6 +104,42 @@ async def test_who_holds_it_writes_and_hears_of_a_cancel(batches: AsyncBroker, m
     assert (found.shown, found.errors) == (BatchStatus.CANCELLED, faults)
     with pytest.raises(BatchEnded):
         await batches.batches.cancel(batch.id)
+
+
+async def test_a_pause_is_told_until_it_is_taken_back(batches: AsyncBroker, make_broker: MakeBroker) -> None:
+    broker = make_broker()
+    batch = await submit(batches, record())
+    paused = await batches.batches.pause(batch.id)
+    assert paused is not None
+    assert paused.rests
+    tag = lease(broker)
+    assert await batches.batches.report(broker.session, tag, replace(batch, held=True)) == BatchWishes(paused=True)
+    held = await batches.batches.get(batch.id)
+    assert held is not None
+    assert (held.paused, held.rests) == (True, False)
+    assert await batches.batches.resume(batch.id) == replace(held, paused=False)
+    assert await batches.batches.report(broker.session, tag, batch.become(BatchStatus.FAILED)) == BatchWishes()
+    for want in (batches.batches.pause, batches.batches.resume):
+        with pytest.raises(BatchEnded):
+            await want(batch.id)
+        assert await want("batch_unknown") is None
+
+
+async def test_what_is_wanted_of_a_batch_that_the_server_has_just_lost_is_not_kept_for_ever(
+    batches: AsyncBroker, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await submit(batches, record())
+    get = batches.batches.get
+
+    async def lost_meanwhile(batch_id: str) -> BatchRecord | None:
+        found = await get(batch_id)
+        monkeypatch.undo()
+        client.delete(batches.keys.batch(batch_id))
+        return found
+
+    monkeypatch.setattr(batches.batches, "get", lost_meanwhile)
+    assert await batches.batches.cancel(batch.id) is None
+    assert client.ttl(batches.keys.batch(batch.id)) > 0
 
 
 async def test_who_lost_it_writes_nothing(batches: AsyncBroker, make_broker: MakeBroker) -> None:
@@ -123,6 +160,14 @@ async def test_an_owners_are_listed_newest_first(batches: AsyncBroker) -> None:
     assert await batches.batches.listed("shop", None, 3) == made[:1:-1]
     assert await batches.batches.listed("shop", "batch_2", 3) == made[1::-1]
     assert await batches.batches.listed("shop", "unknown", 3) == []
+
+
+async def test_everybodys_are_listed_newest_first(batches: AsyncBroker) -> None:
+    made = [
+        await submit(batches, replace(record(f"batch_{number}", owner=f"owner {number}"), created_at=1000.0 + number))
+        for number in range(3)
+    ]
+    assert await batches.batches.newest(2) == made[:0:-1]
 
 
 async def test_ids_that_a_server_lost_the_batches_of_keep_nobody_out(batches: AsyncBroker, client: redis.Redis) -> None:

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker import AsyncBroker, BrokerUnavailable, BulkRun, BulkRuns, RunKind, RunState, Wanted
+from broker import AsyncBroker, BrokerUnavailable, BulkRun, BulkRuns, RunState, Wanted
 from broker.bulk_runs import KEEP_S, MAX_LISTED, SILENT_AFTER_S
 from tests.conftest import free_port
 
 RUN = BulkRun(
     id="bulk_000000000001",
-    kind=RunKind.FILE,
     model="echo",
-    owner="",
     input="/in.jsonl",
     output="/out.jsonl",
     host="here",

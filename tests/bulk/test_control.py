@@ -33,6 +33,8 @@ MODELS: dict[str, object] = {
 }
 ROWS = 3000
 ARGUMENTS = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s")
+#: For runs that are to be steered midway: so few rows are served while a run stands still.
+STEERED = ("--window", "256")
 View = dict[str, Any]
 Begin = Callable[..., tuple[subprocess.Popen[bytes], str]]
 
@@ -136,7 +138,7 @@ def want(service: Bulk, folder: Path, run_id: str, verb: str) -> subprocess.Pope
 
 
 def steer(service: Bulk, folder: Path, process: subprocess.Popen[bytes], run_id: str, verb: str) -> None:
-    """Have a run do something before it ends: it stands still while the command starts, which may take as long."""
+    """Have a `STEERED` run do something before it ends: it stands still while the command starts."""
     process.send_signal(signal.SIGSTOP)
     command = want(service, folder, run_id, verb)
     process.send_signal(signal.SIGCONT)
@@ -147,7 +149,7 @@ def test_a_paused_run_leaves_the_queue_to_others_and_goes_on_where_it_was(
     service: Bulk, tmp_path: Path, begin: Begin
 ) -> None:
     write_slow(tmp_path)
-    process, run_id = begin(tmp_path)
+    process, run_id = begin(tmp_path, *STEERED)
     has_begun(service, run_id)
     steer(service, tmp_path, process, run_id, "pause")
     paused = show(service, tmp_path, run_id)
@@ -186,14 +188,14 @@ def test_a_pause_takes_back_what_would_take_long_and_a_paused_run_can_be_cancell
 
 def test_a_cancelled_run_keeps_what_it_has_done_for_resume(service: Bulk, tmp_path: Path, begin: Begin) -> None:
     write_slow(tmp_path)
-    process, run_id = begin(tmp_path, "--window", "256")
+    process, run_id = begin(tmp_path, *STEERED)
     has_begun(service, run_id)
     steer(service, tmp_path, process, run_id, "cancel")
     assert process.wait(20) == 4
     assert "cancelled; --resume goes on" in (tmp_path / "bulk.log").read_text()
     assert not (tmp_path / "out.jsonl").exists()
     wait_until(lambda: not under_way(service), description="nothing of it is in the queue or in a worker")
-    done = service.bulk(*ARGUMENTS, "--window", "256", "--resume", "--json", folder=tmp_path)
+    done = service.bulk(*ARGUMENTS, *STEERED, "--resume", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["resumed_from"] > 0
@@ -237,7 +239,7 @@ def test_a_run_that_a_signal_stops_says_so(service: Bulk, tmp_path: Path, begin:
 
 def test_a_paused_run_outlives_its_broker(service: Bulk, tmp_path: Path, begin: Begin) -> None:
     write_slow(tmp_path)
-    process, run_id = begin(tmp_path)
+    process, run_id = begin(tmp_path, *STEERED)
     has_begun(service, run_id)
     steer(service, tmp_path, process, run_id, "pause")
     before = show(service, tmp_path, run_id)
@@ -260,7 +262,7 @@ def test_two_runs_are_told_apart(service: Bulk, tmp_path: Path, begin: Begin) ->
     first, second = tmp_path / "first", tmp_path / "[second]"
     for folder in (first, second):
         write_slow(folder)
-    (paused, paused_id), (running_on, other_id) = begin(first), begin(second)
+    (paused, paused_id), (running_on, other_id) = begin(first, *STEERED), begin(second)
     steer(service, first, paused, paused_id, "pause")
     assert running_on.wait(60) == 0
     runs = listed(service, tmp_path)

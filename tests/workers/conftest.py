@@ -175,6 +175,11 @@ def events(celery_client: Celery) -> Iterator[list[dict[str, object]]]:
         yield collected
 
 
+def of_task(events: list[dict[str, object]], task_id: str) -> list[str]:
+    """Types of the events of a task, in order."""
+    return [str(event["type"]) for event in list(events) if event.get("uuid") == task_id]
+
+
 def held(url: str, queue: str) -> int:
     """How many messages of a queue workers hold."""
     with redis.Redis.from_url(url) as client:

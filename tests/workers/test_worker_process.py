@@ -12,7 +12,7 @@ from celery import Celery
 
 from broker.embedded import EmbeddedServer
 from tests.conftest import wait_until
-from tests.workers.conftest import RunningWorker, StartWorker, celery_app, held, wait_until_controllable
+from tests.workers.conftest import RunningWorker, StartWorker, celery_app, held, of_task, wait_until_controllable
 
 ECHO = "infer.echo"
 
@@ -35,10 +35,6 @@ def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery
     answered = celery_client.control.inspect(timeout=2).registered() or {}
     [tasks] = answered.values()
     assert "sheaf.infer" in tasks
-
-
-def of_task(events: list[dict[str, object]], task_id: str) -> list[str]:
-    return [str(event["type"]) for event in list(events) if event.get("uuid") == task_id]
 
 
 def test_each_job_is_seen_as_a_task_in_events(
