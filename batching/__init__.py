@@ -3,10 +3,11 @@
 from batching.batcher import Batcher
 from batching.cost import CostFit, CostModel
 from batching.scheduler import Scheduler
-from batching.types import LEVELS, Batch, CloseReason, Limits, Row, RowTooLong
+from batching.types import LEVELS, LOWEST, Batch, CloseReason, Limits, Row, RowTooLong
 
 __all__ = [
     "LEVELS",
+    "LOWEST",
     "Batch",
     "Batcher",
     "CloseReason",

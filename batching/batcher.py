@@ -18,14 +18,14 @@ from batching.cost import CostFit
 from batching.level import Level
 from batching.patience import ArrivalRate, Patience, worth_waiting_s
 from batching.planning import together_with
-from batching.types import LEVELS, Batch, CloseReason, Limits, Row, RowTooLong
+from batching.types import LEVELS, LOWEST, Batch, CloseReason, Limits, Row, RowTooLong
 
 T = TypeVar("T")
 
 #: How long before a row's deadline its batch is closed, seconds: it has to begin in time.
 DEADLINE_MARGIN_S = 0.02
-#: The priority level whose rows nobody waits for.
-LOWEST = LEVELS - 1
+#: A batch of callers' rows takes at most so many times as long for the rows of the lowest level that fill it.
+FILLED = 1.1
 #: A row leads when it would expire within so many batches: it may not be the only one whose deadline is near.
 LOOK_AHEAD = 2
 
@@ -108,11 +108,11 @@ class Batcher(Generic[T]):
             return None
         return min(moment for moment, _ in self._causes(now))
 
-    def due(self, now: float, level: int | None = None) -> Batch[T] | None:
+    def due(self, now: float, level: int | None = None, *, callers_only: bool = False) -> Batch[T] | None:
         """The next batch, led by a row of `level` (default: the highest that waits), when one is due at `now`.
 
         Ask when the device is free, or about to be: a batch is formed as late as possible, so that it holds as many
-        rows as possible.
+        rows as possible. With `callers_only` it has no row of the lowest level.
         """
         if not self._count:
             return None
@@ -120,7 +120,7 @@ class Batcher(Generic[T]):
         if moment > now:
             self._kept_waiting = True
             return None
-        planned = self._planned(self.levels()[0] if level is None else level, now)
+        planned = self._planned(self.levels()[0] if level is None else level, now, callers_only=callers_only)
         rows = self._trimmed(planned, now)
         longest = max(row.tokens for row in rows)
         batch = Batch(tuple(rows), longest, self._reason(cause, len(rows), len(planned), longest))
@@ -156,10 +156,14 @@ class Batcher(Generic[T]):
         if self._deadline < math.inf:
             yield self._deadline - DEADLINE_MARGIN_S, _Cause.DEADLINE
 
-    def _planned(self, level: int, now: float) -> Sequence[Row[T]]:
+    def _planned(self, level: int, now: float, *, callers_only: bool) -> Sequence[Row[T]]:
         """The rows that should run next, the one that leads first; no more than a batch may hold."""
         leading = self._levels[level]
-        candidates, most_tokens = self._open_to(level, now)
+        if callers_only:
+            limits = self.limits
+            candidates, most_tokens = self._candidates(level, limits.max_batch_size, LOWEST), limits.max_batch_tokens
+        else:
+            candidates, most_tokens = self._open_to(level, now)
         if len(self._lengths) == 1 and self._deadline == math.inf:
             # Rows of one length need no plan: they run in their order.
             return candidates[: self._most(self._longest, most_tokens)]
@@ -176,14 +180,16 @@ class Batcher(Generic[T]):
         """The rows that a batch led by `level` may have, in their order, and how many padded tokens.
 
         While callers are about, one with rows of the lowest level is brief; theirs is filled with such rows only where
-        it is brief all the same.
+        it takes hardly longer with them.
         """
         size, tokens = self.limits.max_batch_size, self.limits.max_batch_tokens
         brief = self._brevity.most_tokens(now, self.cost.model) if self._levels[LOWEST].rows else math.inf
         if brief < math.inf and level != LOWEST:
             callers = self._candidates(level, size, LOWEST)
             alike = self._alike(callers, tokens)
-            if max(row.tokens for row in alike) * (len(alike) + 1) > brief:
+            longest = max(row.tokens for row in alike)
+            brief = min(brief, FILLED * longest * len(alike) + (FILLED - 1) * self.cost.model.overhead_tokens)
+            if longest * (len(alike) + 1) > brief:
                 return callers, tokens
         return self._candidates(level, size), int(min(brief, tokens))
 

@@ -71,7 +71,8 @@ class Shares:
     """Which priority level leads: the highest that waits, but each lower one for its share of the time.
 
     A lower one leads once it has earned the time of a batch, and never two batches in a row while a higher one waits: a
-    row of the highest level waits for the batch that runs and for one more at most.
+    row of the highest level waits for the batch that runs and for one more at most. What it gets while none waits is
+    taken off what it has earned: it earns nothing as long as it has its share anyway.
     """
 
     def __init__(self, share: float) -> None:
@@ -108,3 +109,5 @@ class Shares:
             self._credits[lower] += self._share * seconds
         if level != waiting[0]:
             self._credits[level] -= seconds
+        elif level and self._credits[level] > 0:
+            self._credits[level] = max(0.0, self._credits[level] - seconds)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from batching.batcher import Batcher
 from batching.fairness import Shares
-from batching.types import Batch
+from batching.types import LOWEST, Batch
 
 T = TypeVar("T")
 
@@ -59,24 +59,34 @@ class Scheduler(Generic[T]):
         wakeups = [place.batcher.next_wakeup(now) for place in self._places]
         return min((wakeup for wakeup in wakeups if wakeup is not None), default=None)
 
-    def due(self, now: float) -> tuple[Batcher[T], Batch[T]] | None:
-        """The batch to run, when one is due, and whose it is. Ask when the device is free, or about to be."""
+    def due(self, now: float, *, callers_only: bool = False) -> tuple[Batcher[T], Batch[T]] | None:
+        """The batch to run, when one is due, and whose it is. Ask when the device is free, or about to be.
+
+        With `callers_only` ask while a batch of the lowest level runs that could stand aside: for what should go first.
+        """
         wakeups = [(place.batcher.next_wakeup(now), place) for place in self._places]
         due = [place for wakeup, place in wakeups if wakeup is not None and wakeup <= now]
+        if callers_only:
+            due = [place for place in due if place.batcher.levels()[0] != LOWEST]
         if not due:
-            for place in self._places:
+            for place in self._places if not callers_only else ():
                 # They learn that the device waits for them.
                 place.batcher.due(now)
             return None
         waiting = sorted({level for place in due for level in place.batcher.levels()})
+        if callers_only and LOWEST not in waiting:
+            # It is what would stand aside.
+            waiting.append(LOWEST)
         level = self._shares.pick(waiting)
+        if callers_only and level == LOWEST:
+            return None
         chosen = min(
             (place for place in due if place.batcher.rows_at(level)),
             key=lambda place: (place.used_s, place.batcher.oldest),
         )
         age_s = now - chosen.batcher.oldest
         floor = min(place.used_s for place in due)
-        batch = chosen.batcher.due(now, level)
+        batch = chosen.batcher.due(now, level, callers_only=callers_only)
         assert batch is not None
         seconds = chosen.batcher.cost.model.seconds(batch.padded_tokens)
         weight = _weight(age_s)

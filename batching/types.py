@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 #: Priority levels of rows, 0 is served first: one for each of Celery's four priority lists.
 LEVELS = 4
+#: The one whose rows nobody waits for.
+LOWEST = LEVELS - 1
 
 
 class RowTooLong(ValueError):

@@ -102,7 +102,11 @@ class Handler(ABC):
 
     @abstractmethod
     def infer(self, batch: Any) -> object:
-        """Run what `collate` returned on the device, under `inference_mode` and autocast, and wait for it."""
+        """Run what `collate` returned on the device, under `inference_mode` and autocast, and wait for it.
+
+        One that takes long may call `inference.give_way()` between its parts, so that callers' rows need not wait for
+        the end of a batch of the lowest priority.
+        """
 
     @abstractmethod
     def postprocess(self, raw: object) -> Sequence[object]:

@@ -2,6 +2,8 @@
 
 A batch is formed as late as possible, so that it holds whatever has come by then: the stager begins when the running
 batch is about to end, by what the device was seen to take. A device that comes free before that stages by itself.
+
+A batch that nobody waits for gives way to callers' rows where its handler lets it: theirs run in the middle of it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
+from inference import giving_way
 from workers.handover import Handover, RunBatch
 from workers.lane import Lane
 from workers.staging import Staged, Stager
@@ -35,6 +39,10 @@ class _Run:
     ends_at: float
     #: The stager has looked for the next one.
     followed: bool = False
+    #: Seconds for which it has stood aside for others.
+    aside_s: float = 0.0
+    #: What went wrong meanwhile; it must not look like a failure of this batch.
+    fault: BaseException | None = None
 
 
 class DeviceLoop:
@@ -83,18 +91,23 @@ class DeviceLoop:
             elif not self._stopping.is_set():
                 self._run_batch(staged)
 
-    def _run_batch(self, staged: Staged) -> None:
+    def _run_batch(self, staged: Staged, *, in_between: bool = False) -> None:
+        """`in_between`: in the middle of another one, which stands aside."""
         lane = staged.lane
         for row in staged.rows:
             row.job.begun = True
         begin = time.monotonic()
         expected_s = lane.batcher.cost.model.seconds(staged.padded_tokens)
-        followed = expected_s >= WORTH_STAGING_S and lane.foreseen >= TRUSTED
+        run = _Run(begin + expected_s)
+        followed = not in_between and expected_s >= WORTH_STAGING_S and lane.foreseen >= TRUSTED
         if followed:
-            self._set_running(_Run(begin + expected_s))
-        with self._watch.step("infer", lane):
+            self._set_running(run)
+        gives_way = None if staged.is_callers else partial(self._stand_aside, run)
+        with self._watch.step("infer", lane), giving_way(gives_way):
             inferred = lane.executor.infer([row.encoded for row in staged.rows], staged.collated)
-        infer_s = time.monotonic() - begin
+        if run.fault is not None:
+            raise run.fault
+        infer_s = time.monotonic() - begin - run.aside_s
         if followed:
             self._set_running(None)
         lane.foreseen += 0.2 * ((infer_s <= FORESEEN * expected_s + FORESEEN_S) - lane.foreseen)
@@ -102,6 +115,35 @@ class DeviceLoop:
             lane.batcher.cost.add(staged.padded_tokens, infer_s)
             self._stager.ended(lane, staged.batch, infer_s)
         self._settling.put(RunBatch(lane, staged.rows, inferred, infer_s, staged.longest, staged.batch.reason))
+
+    def _stand_aside(self, run: _Run) -> None:
+        """Run callers' batches in the middle of `run`. Its handler calls this, and must not see what goes wrong."""
+        staged = self._staged
+        if not (self._stager.callers_wait() or (staged is not None and staged.is_callers)):
+            return
+        begin = time.monotonic()
+        try:
+            with self._watch.aside():
+                while run.fault is None and (urgent := self._urgent()) is not None:
+                    self._run_batch(urgent, in_between=True)
+        except BaseException as error:
+            run.fault = error
+        with self._run_changed:
+            aside_s = time.monotonic() - begin
+            run.aside_s += aside_s
+            run.ends_at += aside_s
+            self._run_changed.notify_all()
+
+    def _urgent(self) -> Staged | None:
+        """The callers' batch that should go first while one that nobody waits for runs."""
+        with self._staging:
+            if self._stopping.is_set():
+                return None
+            if self._staged is not None and self._staged.is_callers:
+                staged, self._staged = self._staged, None
+                return self._stager.looked_over(staged)
+            urgent = self._stager.stage(callers_only=True)
+            return None if urgent is None else self._stager.looked_over(urgent)
 
     def _set_running(self, run: _Run | None) -> None:
         with self._run_changed:

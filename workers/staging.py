@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batching import Batch, Scheduler
+from batching import LOWEST, Batch, Scheduler
 from broker import Broker, BrokerUnavailable, Start, StartAnswer
 from workers.backoff import persist
 from workers.handover import Endings, Handover
@@ -44,6 +44,11 @@ class Staged:
     @property
     def padded_tokens(self) -> int:
         return self.longest * len(self.rows)
+
+    @property
+    def is_callers(self) -> bool:
+        """Whether somebody waits for any of its rows."""
+        return any(row.job.level != LOWEST for row in self.rows)
 
 
 class Stager:
@@ -86,10 +91,19 @@ class Stager:
             if wakeup is None or wakeup > now:
                 self._lock.wait(None if wakeup is None else wakeup - now)
 
-    def stage(self) -> Staged | None:
-        """The batch that is due, ready to run; None when none is due, or none of its jobs may run any more."""
+    def callers_wait(self) -> bool:
+        """Whether rows wait that a batch of the lowest level might stand aside for."""
         with self._lock:
-            due = self._scheduler.due(time.monotonic())
+            batchers = [lane.batcher for lane in self._lanes.values()]
+            return any(len(batcher) and batcher.levels()[0] != LOWEST for batcher in batchers)
+
+    def stage(self, *, callers_only: bool = False) -> Staged | None:
+        """The batch that is due, ready to run; None when none is due, or none of its jobs may run any more.
+
+        With `callers_only`: the one that should go first while one of the lowest level runs.
+        """
+        with self._lock:
+            due = self._scheduler.due(time.monotonic(), callers_only=callers_only)
             if due is None:
                 return None
             lane, batch = self._lanes[id(due[0])], due[1]

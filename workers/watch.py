@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.lane import Lane
 
@@ -39,6 +39,16 @@ class StepWatch:
             yield
         finally:
             del self._running[thread]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The step that this thread runs stands still meanwhile, and others may run in between."""
+        thread = threading.get_ident()
+        step, begin = self._running.pop(thread), time.monotonic()
+        try:
+            yield
+        finally:
+            self._running[thread] = replace(step, since=step.since + time.monotonic() - begin)
 
     def frozen(self) -> Step | None:
         """A step that has run for longer than its lane allows; None when there is none."""

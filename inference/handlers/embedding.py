@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from inference.errors import InvalidInput, ModelLoadError
+from inference.giving_way import give_way_between_layers
 from inference.handler import Encoded, Handler, ModelSpec, RowError
 from inference.sources import Source, find_source
 
@@ -43,6 +44,7 @@ class Embedding(Handler):
             raise ModelLoadError(spec.name, "it has no fast tokenizer (tokenizer.json)")
         self._model = AutoModel.from_pretrained(source.location, dtype=dtype, use_safetensors=True, **options)
         self._model.eval().to(device)
+        give_way_between_layers(self._model)
         self._device = device
         self._pad_id = int(tokenizer.pad_token_id or 0)
         self._refuse = spec.over_length == "refuse"

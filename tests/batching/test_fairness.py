@@ -110,6 +110,18 @@ def test_each_lower_level_gets_its_share_whatever_its_batches_take() -> None:
     assert [used[level] / used.total() for level in range(1, LEVELS)] == pytest.approx([0.1] * 3, abs=0.01)
 
 
+def test_what_a_lower_level_gets_while_none_waits_is_taken_off_what_it_has_earned() -> None:
+    shares = Shares(0.1)
+    for _ in range(10):
+        for _ in range(9):
+            shares.charge(0, [0, 3], 1.0)
+        shares.charge(3, [3], 1.0)
+        assert shares.pick([0, 3]) == 0
+    for _ in range(11):
+        shares.charge(0, [0, 3], 1.0)
+    assert shares.pick([0, 3]) == 3
+
+
 @pytest.mark.parametrize("share", [-0.1, 0.2])
 def test_shares_that_leave_the_highest_level_less_than_half_are_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share"):

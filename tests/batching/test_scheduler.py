@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from batching import Batcher, CostModel, Limits, Row, Scheduler
+from batching import LOWEST, Batcher, CostModel, Limits, Row, Scheduler
 from batching.scheduler import MOST_BY_AGE
 from batching.simulation import Arrival, Outcome, Trace, simulate
 
@@ -151,3 +151,37 @@ def test_shares_are_of_the_time_that_batches_took_not_of_what_was_expected() -> 
         batcher.cost.add(batch.padded_tokens, seconds)
         scheduler.ended(batcher, batch, seconds)
     assert 0.06 <= used[1] / now <= 0.14
+
+
+def test_what_goes_before_a_batch_that_could_stand_aside_has_callers_rows_alone() -> None:
+    batcher: Batcher[str] = Batcher(LIMITS)
+    scheduler: Scheduler[str] = Scheduler()
+    scheduler.serve(batcher)
+    for _ in range(40):
+        batcher.add(Row("low", 10, 0.0, LOWEST), 0.0)
+    assert scheduler.due(0.0, callers_only=True) is None
+    running = scheduler.due(0.0)
+    assert running is not None
+    batcher.add(Row("caller", 10, 0.0, 1), 0.0)
+    urgent = scheduler.due(0.0, callers_only=True)
+    assert urgent is not None
+    assert [row.payload for row in urgent[1].rows] == ["caller"]
+    assert scheduler.due(0.0, callers_only=True) is None
+    assert len(batcher) == 32
+
+
+def test_what_stands_aside_goes_on_for_its_share() -> None:
+    batcher: Batcher[str] = Batcher(LIMITS)
+    scheduler: Scheduler[str] = Scheduler()
+    scheduler.serve(batcher)
+    batcher.add(Row("low", 10, 0.0, LOWEST), 0.0)
+    assert scheduler.due(1.0) is not None
+    served = 0
+    while True:
+        batcher.add(Row("caller", 10, 0.0, 0), 0.0)
+        urgent = scheduler.due(1.0, callers_only=True)
+        if urgent is None:
+            break
+        scheduler.ended(*urgent, batcher.cost.model.seconds(10))
+        served += 1
+    assert 8 <= served <= 12
