@@ -48,10 +48,10 @@ class Bulk:
 
 
 @contextmanager
-def running(folder: Path, models: Mapping[str, object]) -> Iterator[Bulk]:
+def running(folder: Path, models: Mapping[str, object], **broker_settings: object) -> Iterator[Bulk]:
     with EmbeddedServer(free_port(), folder / "valkey") as broker:
         config: dict[str, object] = {
-            "broker": {"url": broker.url, "lease_s": 3},
+            "broker": {"url": broker.url, "lease_s": 3, **broker_settings},
             "workers": {"metrics_port": free_port()},
             "models": dict(models),
         }
