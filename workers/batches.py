@@ -104,7 +104,7 @@ class BatchWorker:
             # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
             Duty("look for forgotten batches", 2 * broker.read_timeout_s, self._release_forgotten),
         )
-        self._thread = core_thread("batches", self._run)
+        self._thread = core_thread("batches", self._run, in_background=True)
         self._keeper = core_thread("batches keeper", self._keep)
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ class FileSweeper:
             Duty("remove files that have expired", SWEEP_EVERY_S, self._remove_expired),
             Duty("remove what broken-off uploads left", SWEEP_EVERY_S, self._sweep),
         )
-        self._thread = core_thread("file sweeper", self._run)
+        self._thread = core_thread("file sweeper", self._run, in_background=True)
 
     def start(self) -> None:
         self._thread.start()

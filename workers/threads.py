@@ -12,17 +12,24 @@ log = logging.getLogger(__name__)
 
 #: Exit status of a worker that lost one of its threads; BSD's EX_SOFTWARE.
 EXIT_STATUS = 70
+#: Of threads that work in the background, as nice(1) counts: with a full processor they get a tenth of an equal part.
+NICENESS = 10
 #: Seconds between looks at whether a wait was cut short.
 _LOOK_EVERY_S = 0.05
 
 
-def core_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+def core_thread(name: str, run: Callable[[], None], *, in_background: bool = False) -> threading.Thread:
     """A thread for `run`. When `run` raises, the process ends at once: its supervisor starts another, and what it held
     comes back with its attempt counted. A worker that lives on without one of its threads would hold its jobs for ever.
+
+    One that works `in_background`, and what threads it starts, leaves the processor to whatever somebody waits for.
     """
 
     def guarded() -> None:
         try:
+            if in_background:
+                # Of a thread, on Linux.
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
             run()
         except BaseException:
             log.critical("A thread died, so the worker ends.", exc_info=True, extra={"dead_thread": name})

@@ -84,7 +84,7 @@ class Courier:
             # Longer than an answer may be on its way, so that what is unknown at two looks is not about to come in.
             Duty("look for forgotten webhooks", 2 * broker.read_timeout_s, self._release_forgotten),
         )
-        self._thread = core_thread("courier", self._run)
+        self._thread = core_thread("courier", self._run, in_background=True)
         self._helpers = (
             core_thread("courier renewer", self._keep_renewing),
             core_thread("courier keeper", self._keep),
