@@ -34,7 +34,7 @@ from api import (
     state,
 )
 from api.auth import Gate
-from api.dialects import OpenAIRoute
+from api.dialects import DialectRoute, OpenAIRoute
 from api.envelope import Endpoint, Envelope
 from api.problems import Problem, shown
 from broker import AsyncBroker, BrokerError, Scope, queue_name
@@ -155,6 +155,8 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         await state.of(request).gate.caller(request, Scope.READ)
     except (Problem, BrokerError) as stranger:
         problem = problems.of(stranger)
+    if isinstance(route := request.scope["route"], DialectRoute):
+        problem = route.in_its_words(problem)
     return problems.response(problem, request.state.request_id)
 
 

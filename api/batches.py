@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -23,12 +24,15 @@ from api.openapi import request_body
 from api.problems import Problem, described, shown, wrong
 from api.schemas import WebhookAddress
 from api.uploads import MAX_TTL_S, MIN_TTL_S, PURPOSE
-from broker import BatchEvent, BatchFault, BatchRecord, BatchStatus, Scope
+from broker import BatchEvent, BatchFault, BatchRecord, BatchStatus, Scope, UnknownBatch
 
 #: Batches of one page of a list, at most, and without a word.
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 #: OpenAI's bounds of `metadata`.
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
+
+#: An input file is kept for so long after its batch's time at least, seconds: the end may have to wait for the storage.
+FILE_KEPT_S = 3600
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
@@ -198,6 +202,9 @@ async def create(request: Request) -> Response:
         webhook=webhook,
         output_ttl_s=None if wanted.output_expires_after is None else wanted.output_expires_after.seconds,
     )
+    if file.expires_at is not None and file.expires_at < batch.expires_at + FILE_KEPT_S:
+        # Its input is there for as long as it may run.
+        await shared.broker.files.add(replace(file, expires_at=batch.expires_at + FILE_KEPT_S))
     made = await shared.broker.batches.submit(
         batch,
         max_open=shared.settings.batches.max_open,
@@ -222,7 +229,10 @@ async def list_batches(
     """The caller's own batches, the newest first."""
     shared = state.of(request)
     caller = await shared.gate.caller(request, Scope.READ)
-    found = await shared.broker.batches.listed(caller.owner, after, limit + 1)
+    try:
+        found = await shared.broker.batches.listed(caller.owner, after, limit + 1)
+    except UnknownBatch as error:
+        raise wrong("after", str(error)) from None
     return views.response(orjson.dumps(views.page([_view(batch) for batch in found], limit)), 200)
 
 

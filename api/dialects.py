@@ -14,7 +14,7 @@ from api.problems import Problem, of
 from broker import BrokerError
 
 
-class _Route(APIRoute, ABC):
+class DialectRoute(APIRoute, ABC):
     @staticmethod
     @abstractmethod
     def error(problem: Problem) -> object:
@@ -27,14 +27,17 @@ class _Route(APIRoute, ABC):
             try:
                 return await handle(request)
             except (Problem, BrokerError) as error:
-                problem = of(error)
-                extra = {**problem.extra, "error": self.error(problem)}
-                raise Problem(problem.kind, problem.detail, extra, problem.headers) from None
+                raise self.in_its_words(of(error)) from None
 
         return told
 
+    def in_its_words(self, problem: Problem) -> Problem:
+        """The problem with what the protocol's clients look for."""
+        extra = {**problem.extra, "error": self.error(problem)}
+        return Problem(problem.kind, problem.detail, extra, problem.headers)
 
-class OpenAIRoute(_Route):
+
+class OpenAIRoute(DialectRoute):
     """OpenAI's clients show `error.message`."""
 
     @staticmethod
@@ -45,7 +48,7 @@ class OpenAIRoute(_Route):
         return {"message": problem.detail, "type": slug, "param": param, "code": slug}
 
 
-class OpenInferenceRoute(_Route):
+class OpenInferenceRoute(DialectRoute):
     """The Open Inference Protocol wants a text."""
 
     @staticmethod

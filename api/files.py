@@ -140,19 +140,26 @@ async def list_files(
 )
 async def read(request: Request, file_id: FileId) -> Response:
     """Its name, size and end; the content has a page of its own."""
-    return _json(_view(await _own_file(request, state.of(request), file_id)))
+    shared = state.of(request)
+    return _json(_view(await _own_file(shared, await shared.gate.caller(request, KeyScope.READ), file_id)))
 
 
 @router.delete(
     "/v1/files/{file_id}",
     summary="Delete a file (OpenAI)",
     response_class=Response,
-    responses={200: {"model": FileDeleted}, **described(kinds.UNKNOWN_FILE, kinds.STORAGE_UNAVAILABLE)},
+    responses={
+        200: {"model": FileDeleted},
+        **described(kinds.UNKNOWN_FILE, kinds.FILE_IN_USE, kinds.STORAGE_UNAVAILABLE),
+    },
 )
 async def delete(request: Request, file_id: FileId) -> Response:
-    """Removes the content, and what is known of it. A batch that reads the file fails."""
+    """Removes the content, and what is known of it; not while a batch that has not ended reads it."""
     shared = state.of(request)
-    record = await _own_file(request, shared, file_id, KeyScope.SUBMIT)
+    caller = await shared.gate.caller(request, KeyScope.SUBMIT)
+    record = await _own_file(shared, caller, file_id)
+    if readers := await shared.broker.batches.reading(record.id, (record.owner, caller.owner)):
+        raise Problem(kinds.FILE_IN_USE, f"{readers[0].id} reads it, and is {readers[0].shown}")
     await uploads.remove(shared, record.id)
     return _json({"id": record.id, "object": "file", "deleted": True})
 
@@ -172,7 +179,7 @@ async def delete(request: Request, file_id: FileId) -> Response:
 async def content(request: Request, file_id: FileId) -> Response:
     """The content, sent as it is read."""
     shared = state.of(request)
-    record = await _own_file(request, shared, file_id)
+    record = await _own_file(shared, await shared.gate.caller(request, KeyScope.READ), file_id)
     reading = shared.store.read(record.id)
     try:
         parts, size = await run_in_threadpool(reading.__enter__)
@@ -227,11 +234,8 @@ class _Content(Response):
             await run_in_threadpool(self._reading.__exit__, None, None, None)
 
 
-async def _own_file(
-    request: Request, shared: state.ApiState, file_id: str, scope: KeyScope = KeyScope.READ
-) -> FileRecord:
+async def _own_file(shared: state.ApiState, caller: Caller, file_id: str) -> FileRecord:
     """A file that the caller may know of. Raises `Problem` for any other."""
-    caller = await shared.gate.caller(request, scope)
     found = await file_of(shared, caller, file_id)
     if found is None:
         raise Problem(

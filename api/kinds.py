@@ -24,6 +24,7 @@ from broker.errors import (
     TooManyBatches,
     TooManyFiles,
     TooManyOpen,
+    UnknownBatch,
     UnknownFile,
     UnsupportedServer,
 )
@@ -97,6 +98,9 @@ METHOD_NOT_ALLOWED = Kind(
 )
 JOB_ENDED = Kind(409, "job-ended", "The job has ended", "Nothing: it cannot be cancelled any more.")
 BATCH_ENDED = Kind(409, "batch-ended", "The batch has ended", "Nothing: it cannot be cancelled any more.")
+FILE_IN_USE = Kind(
+    409, "file-in-use", "A batch reads the file", "Wait until the batch has ended, or cancel it: `detail` names it."
+)
 ID_TAKEN = Kind(409, "id-taken", "The id is another job's", "Choose a new UUID, or send the very same payload again.")
 REQUEST_TIMEOUT = Kind(
     408,
@@ -211,6 +215,7 @@ BROKER_PROBLEMS: Mapping[type[BrokerError], Kind] = {
     IdTaken: ID_TAKEN,
     FileQuota: FILE_QUOTA,
     TooManyFiles: FILE_QUOTA,
+    UnknownBatch: UNKNOWN_BATCH,
     UnknownFile: UNKNOWN_FILE,
     IdempotencyConflict: IDEMPOTENCY_CONFLICT,
     JobEnded: JOB_ENDED,

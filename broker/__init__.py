@@ -20,6 +20,7 @@ from broker.errors import (
     TooManyBatches,
     TooManyFiles,
     TooManyOpen,
+    UnknownBatch,
     UnknownFile,
     UnsupportedServer,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "TooManyFiles",
     "TooManyOpen",
     "TrafficRow",
+    "UnknownBatch",
     "UnknownFile",
     "UnsupportedServer",
     "Waiter",

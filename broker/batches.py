@@ -7,7 +7,7 @@ it, that it be cancelled or pause, they write beside the record; the holder lear
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self, cast
@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import orjson
 import redis.asyncio
 
-from broker.errors import BatchEnded, IdempotencyConflict, LeaseLost, TooManyBatches
+from broker.errors import BatchEnded, IdempotencyConflict, LeaseLost, TooManyBatches, UnknownBatch
 from broker.faults import translated_async, tried_twice
 from broker.jobs import BatchEvent, Webhook
 from broker.keys import Keys
@@ -192,8 +192,26 @@ class Batches:
         return (await self._read([batch_id]))[0]
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[BatchRecord]:
-        """An owner's batches, the newest first; those behind the one with the id `after`, which may be gone."""
+        """An owner's batches, the newest first; those behind the one with the id `after`.
+
+        Raises `UnknownBatch` when `after` is none of them.
+        """
         return await self._listed(self._keys.batches(owner), after, limit)
+
+    async def reading(self, file_id: str, owners: Iterable[str]) -> list[BatchRecord]:
+        """The batches of these owners that have not ended and have this file as their input."""
+
+        async def read() -> list[set[bytes]]:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for owner in set(owners):
+                    pipe.smembers(self._keys.open_batches(owner))
+                found: list[set[bytes]] = await pipe.execute()
+            return found
+
+        async with translated_async(self._client):
+            ids = set().union(*await tried_twice(read))
+        found = await self._read([name.decode() for name in ids])
+        return [batch for batch in found if batch is not None and not batch.ended and batch.input_file_id == file_id]
 
     async def newest(self, limit: int) -> list[BatchRecord]:
         """Everybody's batches, the newest first."""
@@ -206,7 +224,7 @@ class Batches:
             if after is not None:
                 rank = cast("int | None", await self._client.zrevrank(listing, after))
                 if rank is None:
-                    return []
+                    raise UnknownBatch(after)
                 begin = rank + 1
             return cast("list[bytes]", await self._client.zrevrange(listing, begin, begin + limit - 1))
 

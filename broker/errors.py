@@ -13,6 +13,7 @@ BrokerError
 ├── LeaseLost            somebody else holds now what was to be written of
 ├── FileQuota            the owner's files may not take so much room: the file was not kept
 ├── TooManyFiles         the owner has as many files as they may: the file was not kept
+├── UnknownBatch         there is no batch of this id among the owner's
 ├── UnknownFile          there is no file of this id among the owner's
 ├── UnsupportedServer    the server is too old for the scripts
 ├── EmbeddedServerError  the embedded server did not start
@@ -136,6 +137,13 @@ class TooManyFiles(BrokerError):
         super().__init__(
             f"you have the {quota_files} files that you may have (files.quota_files): delete some that you need no more"
         )
+
+
+class UnknownBatch(BrokerError):
+    """No batch of this id is known, or it is another owner's."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"there is no batch {batch_id!r}: its id is wrong, or it is no longer kept")
 
 
 class UnknownFile(BrokerError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, NonNegativeInt, TypeAdapter, ValidationError
 
 from bulk.durable import failing_as_output, write_atomically
 from bulk.errors import BadCheckpoint, InputChanged, OptionsChanged
@@ -31,10 +31,11 @@ class Checkpoint:
     errors: str | None
     options: dict[str, JsonValue]
     #: Rows of the input, bad ones too, of which all is written: the number of the row to go on with.
-    rows_done: int = 0
-    output_position: int = 0
-    errors_position: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+    rows_done: NonNegativeInt = 0
+    output_position: NonNegativeInt = 0
+    errors_position: NonNegativeInt = 0
+    #: Where there are any, their sum is `rows_done`.
+    counts: dict[str, NonNegativeInt] = field(default_factory=dict)
     #: All rows are written, only the outputs' names are outstanding, if anything.
     complete: bool = False
     version: int = VERSION
@@ -60,6 +61,8 @@ class Checkpoint:
             raise BadCheckpoint(str(path), f"{where}: {first['msg']}" if where else first["msg"]) from error
         if found.version != VERSION:
             raise BadCheckpoint(str(path), f"version {found.version} wrote it, this is {VERSION}")
+        if found.counts and sum(found.counts.values()) != found.rows_done:
+            raise BadCheckpoint(str(path), "its counts are not those of its rows")
         return found
 
     def save(self, path: Path) -> None:

@@ -3,6 +3,7 @@
 BulkError
 ├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
 ├── InputFailed         the input cannot be opened or read on; the rows given before are good
+│   └── NoText          it is no text in UTF-8, whenever it is read
 ├── NoSuchColumn        the input lacks a column that was named
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
@@ -45,6 +46,10 @@ class InputFailed(BulkError):
     def is_missing(self) -> bool:
         """Whether there is nothing at the place."""
         return isinstance(self.__cause__, FileNotFoundError)
+
+
+class NoText(InputFailed):
+    """The input is something else than lines of text: packed, of another encoding, a Parquet file."""
 
 
 class NoSuchColumn(BulkError):
@@ -98,8 +103,15 @@ class OptionsChanged(NotResumable):
     """The option `name` differs from the one that the earlier rows were made with."""
 
     def __init__(self, name: str, before: object, now: object) -> None:
-        super().__init__(f"{name} was {before!r} when the run began and is {now!r} now; start anew, or ask as before")
+        super().__init__(
+            f"{name} was {_told(before)} when the run began and is {_told(now)} now; start anew, or ask as before"
+        )
         self.name = name
+
+
+def _told(value: object) -> str:
+    """An option's value, as a user gave it."""
+    return "none" if value is None else str(value)
 
 
 class RunCancelled(BulkError):

@@ -101,10 +101,14 @@ class JobCall(Call):
     def of(cls, body: object, models: Models) -> Call | Answer:
         wanted = JobBody.model_validate(body)
         task = models[wanted.model].task
-        if wanted.inputs is not None:
-            rows.check_inputs(task, wanted.inputs)
-        else:
-            rows.check_input(task, wanted.input)
+        name = "input" if wanted.inputs is None else "inputs"
+        try:
+            if wanted.inputs is not None:
+                rows.check_inputs(task, wanted.inputs)
+            else:
+                rows.check_input(task, wanted.input)
+        except ValidationError as error:
+            return _invalid(error, name)
         return cls(wanted)
 
     def rows(self) -> list[bytes]:
@@ -135,10 +139,15 @@ def call_of(endpoint: str, body: object, models: Models) -> Call | Answer:
     try:
         return ENDPOINTS[endpoint](body, models)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        param = ".".join(str(part) for part in first["loc"]) or None
-        message = first["msg"].removeprefix("Value error, ")
-        return refusal(f"{param}: {message}" if param else message, param)
+        return _invalid(error)
+
+
+def _invalid(error: ValidationError, *above: str) -> Answer:
+    """`above` is the path of what was looked at."""
+    first = error.errors(include_url=False)[0]
+    param = ".".join(map(str, (*above, *first["loc"]))) or None
+    message = first["msg"].removeprefix("Value error, ")
+    return refusal(f"{param}: {message}" if param else message, param)
 
 
 def _failed(failure: JobFailure, param: str) -> Answer:

@@ -79,10 +79,12 @@ class BatchFiles:
         self._pending: deque[_Line] = deque()
         self._items = 0
         self._lines_done = done
-        self.completed = self._checkpoint.counts.get("completed", 0)
-        self.failed = self._checkpoint.counts.get("failed", 0)
+        counts = self._checkpoint.counts
         #: Lines that were never run, because time or patience had run out.
-        self.cut = self._checkpoint.counts.get("cut", 0)
+        self.cut = counts.get("cut", 0)
+        self.completed = counts.get("completed", 0)
+        #: With those that were never run.
+        self.failed = counts.get("failed", 0) + self.cut
 
     @property
     def complete(self) -> bool:
@@ -128,7 +130,7 @@ class BatchFiles:
             rows_done=self._lines_done,
             output_position=0 if self._answers is None else self._answers.flush(),
             errors_position=0 if self._errors is None else self._errors.flush(),
-            counts={"completed": self.completed, "failed": self.failed, "cut": self.cut},
+            counts={"completed": self.completed, "failed": self.failed - self.cut, "cut": self.cut},
             complete=complete,
         )
         self._checkpoint.save(self._path)

@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 from broker import BatchFault
 from bulk.batches.endpoints import Models
+from bulk.errors import NoText
 from bulk.formats import Format
 from bulk.locations import Location
 from bulk.reading import read_rows
@@ -64,6 +65,15 @@ def validate(
         InputFailed: the file cannot be read.
         Interrupted: `given_up` says so.
     """
+    try:
+        return _validated(location, endpoint, models, max_lines, given_up)
+    except NoText:
+        return [BatchFault("invalid_file", "the file is no text in UTF-8: upload JSON lines, and not packed")]
+
+
+def _validated(
+    location: Location, endpoint: str, models: Models, max_lines: int, given_up: Callable[[], bool]
+) -> Validated | list[BatchFault]:
     faults: list[BatchFault] = []
     model: str | None = None
     lines = 0

@@ -7,7 +7,7 @@ from io import BufferedReader
 from typing import NamedTuple
 
 from bulk.compression import packed_after_all
-from bulk.errors import InputFailed
+from bulk.errors import NoText
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -34,13 +34,13 @@ def lines(stream: BufferedReader, place: str, limit: int) -> Iterator[Line]:
     `limit` is in bytes, line end included.
 
     Raises:
-        InputFailed: this is no UTF-8 text at all.
+        NoText: this is no UTF-8 text at all.
     """
     beginning = stream.peek(4)[:4]
     if beginning.startswith(_UTF8_BOM):
         stream.read(len(_UTF8_BOM))
     elif not_text := _no_text(beginning):
-        raise InputFailed(place, not_text)
+        raise NoText(place, not_text)
     number = 0
     while data := stream.readline(limit):
         number += 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gzip
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,6 +18,7 @@ import redis
 from celery.result import AsyncResult
 from openai.types import CreateEmbeddingResponse
 
+from bulk.client import open_broker
 from configs import load_settings
 from tests.batches.running import (
     Batches,
@@ -127,6 +131,13 @@ def test_lines_that_fail_are_in_the_error_file_alone_with_their_reason(client: o
     assert errors["typo"]["param"] == "dimension"
 
 
+def test_a_row_that_a_job_cannot_have_is_named_by_its_place(client: openai.OpenAI) -> None:
+    body = {"model": "minilm", "inputs": ["a text", 5]}
+    ended = end_of(client, begin(client, [line("1", body, "/v1/jobs"), job("2", "minilm", 5)], "/v1/jobs"))
+    errors = [row["response"]["body"]["error"] for row in rows_of(client, ended.error_file_id)]
+    assert [error["param"] for error in errors] == ["inputs.1", "input"]
+
+
 def test_a_batch_all_of_whose_lines_fail_has_errors_and_no_output(client: openai.OpenAI) -> None:
     ended = end_of(client, begin(client, [job(str(number), "picky", -1) for number in range(20)], "/v1/jobs"))
     assert ended.status == "completed"
@@ -166,6 +177,14 @@ def test_a_file_with_a_wrong_line_fails_as_a_whole_and_says_which(
     assert ended.errors.data is not None
     assert [(it.code, it.line, it.param) for it in ended.errors.data] == faults
     assert all(it.message for it in ended.errors.data)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(embedding("1")), embedding("1").decode().encode("utf-16")])
+def test_a_file_that_is_no_text_fails_at_once(client: openai.OpenAI, content: bytes) -> None:
+    ended = end_of(client, begin_with(client, content), timeout_s=10)
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert [error.code for error in ended.errors.data or []] == ["invalid_file"]
 
 
 def test_of_a_file_full_of_faults_the_first_hundred_are_told(client: openai.OpenAI) -> None:
@@ -226,6 +245,18 @@ def test_a_batch_whose_time_is_over_keeps_what_has_run(batches: Batches, client:
     done, left = rows_of(client, ended.output_file_id), rows_of(client, ended.error_file_id)
     assert [row["custom_id"] for row in done + left] == [str(number) for number in range(2000)]
     assert {row["error"]["code"] for row in left} == {"batch_expired"}
+
+
+def test_faults_of_a_query_are_told_in_the_words_of_the_client(client: openai.OpenAI) -> None:
+    for path, param in (
+        ("/batches?limit=0", "limit"),
+        ("/batches?after=batch_unknown", "after"),
+        ("/files?order=up", "order"),
+    ):
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            client.get(path, cast_to=object)
+        assert refused.value.param == param
+        assert refused.value.code == "invalid-request"
 
 
 def test_batches_are_listed_newest_first_page_by_page(client: openai.OpenAI) -> None:
@@ -309,21 +340,37 @@ def test_a_key_that_may_not_submit_with_low_priority_makes_no_batches(batches: B
         begin(client, [embedding("1")])
 
 
-def test_a_batch_whose_file_is_deleted_meanwhile_fails_with_the_reason(client: openai.OpenAI) -> None:
-    file = end_of(client, begin(client, [embedding("1")])).input_file_id
-    blocker = begin(client, [job(str(number), "slow", 0.1) for number in range(30)], "/v1/jobs")
-    batch = begin(client, [job(str(number), "slow", 0.01) for number in range(5000)], "/v1/jobs")
-    assert client.files.delete(batch.input_file_id).deleted
-    ended = end_of(client, batch)
-    assert client.files.retrieve(file).id == file
-    end_of(client, blocker)
-    if ended.status == "failed":
-        assert ended.errors is not None
-        assert ended.errors.data is not None
-        assert ended.errors.data[0].code == "file_not_found"
-    else:
-        # It was open already: nothing is taken away from whoever reads.
-        assert ended.status == "completed"
+def test_a_file_is_there_for_as_long_as_a_batch_reads_it(client: openai.OpenAI) -> None:
+    content = b"\n".join(job(str(number), "slow", 0.1) for number in range(2000))
+    expires: Any = {"anchor": "created_at", "seconds": 3600}
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch", expires_after=expires)
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/jobs", completion_window="24h")
+    with pytest.raises(openai.ConflictError, match=f"{batch.id} reads it, and is "):
+        client.files.delete(file.id)
+    expires_at = client.files.retrieve(file.id).expires_at
+    assert expires_at is not None
+    assert batch.expires_at is not None
+    assert expires_at > batch.expires_at
+    client.batches.cancel(batch.id)
+    end_of(client, batch)
+    assert client.files.delete(file.id).deleted
+
+
+async def test_a_batch_whose_file_the_broker_has_lost_fails_with_the_reason(
+    batches: Batches, client: openai.OpenAI
+) -> None:
+    batch = begin(client, [job(str(number), "slow", 0.1) for number in range(2000)], "/v1/jobs")
+    async with open_broker(load_settings(batches.config, {}).settings) as broker:
+        while not (paused := await broker.batches.pause(batch.id)) or not paused.rests:
+            await asyncio.sleep(0.1)
+        await broker.files.remove(batch.input_file_id)
+        (batches.folder / "files" / batch.input_file_id).unlink()
+        await broker.batches.resume(batch.id)
+    ended = await asyncio.to_thread(end_of, client, batch)
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert ended.errors.data is not None
+    assert ended.errors.data[0].code == "file_not_found"
 
 
 def test_a_batch_is_a_celery_task_with_a_result(batches: Batches, client: openai.OpenAI) -> None:

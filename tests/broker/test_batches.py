@@ -20,6 +20,7 @@ from broker import (
     IdempotencyConflict,
     LeaseLost,
     TooManyBatches,
+    UnknownBatch,
 )
 from broker.keys import PRIORITY_STEPS
 from broker.message import BATCHES, decode
@@ -159,7 +160,8 @@ async def test_an_owners_are_listed_newest_first(batches: AsyncBroker) -> None:
     await submit(batches, record("batch_of_other", owner="other"))
     assert await batches.batches.listed("shop", None, 3) == made[:1:-1]
     assert await batches.batches.listed("shop", "batch_2", 3) == made[1::-1]
-    assert await batches.batches.listed("shop", "unknown", 3) == []
+    with pytest.raises(UnknownBatch):
+        await batches.batches.listed("shop", "batch_of_other", 3)
 
 
 async def test_everybodys_are_listed_newest_first(batches: AsyncBroker) -> None:

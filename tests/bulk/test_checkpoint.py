@@ -37,8 +37,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_is_loaded_as_it_was_saved(checkpoint: Checkpoint, path: Path) -> None:
     checkpoint.save(path)
-    replace(checkpoint, rows_done=8, complete=True).save(path)
-    assert Checkpoint.load(path) == replace(checkpoint, rows_done=8, complete=True)
+    further = replace(checkpoint, rows_done=8, counts={"written": 6, "failed": 2}, complete=True)
+    further.save(path)
+    assert Checkpoint.load(path) == further
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -49,6 +50,18 @@ def test_there_may_be_no_checkpoint(path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"input": "x"}', b"\xff"])
 def test_a_damaged_checkpoint_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=path.name):
+        Checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rows_done": 10**12}, {"rows_done": 0}, {"rows_done": -5, "counts": {}}, {"rows_done": 8}, {"output_position": -1}]
+)
+def test_a_checkpoint_whose_numbers_cannot_be_is_refused(
+    checkpoint: Checkpoint, path: Path, change: dict[str, object]
+) -> None:
+    checkpoint.save(path)
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change))
     with pytest.raises(BadCheckpoint, match=path.name):
         Checkpoint.load(path)
 
@@ -92,11 +105,11 @@ def test_another_input_is_told(checkpoint: Checkpoint) -> None:
 
 def test_the_first_option_that_differs_is_named(checkpoint: Checkpoint) -> None:
     now = replace(checkpoint, options=checkpoint.options | {"model": "large", "precision": "int8"})
-    with pytest.raises(OptionsChanged, match="model was 'small' when the run began and is 'large' now"):
+    with pytest.raises(OptionsChanged, match="model was small when the run began and is large now"):
         checkpoint.check(now)
-    with pytest.raises(OptionsChanged, match="output_format was 'jsonl'"):
+    with pytest.raises(OptionsChanged, match="output_format was jsonl"):
         checkpoint.check(replace(now, output_format="csv"))
-    with pytest.raises(OptionsChanged, match="precision was None"):
+    with pytest.raises(OptionsChanged, match="precision was none"):
         checkpoint.check(replace(now, options=checkpoint.options | {"precision": "int8"}))
 
 
