@@ -23,14 +23,13 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from webhooks import Policy, Refused, Target
+from workers.courier.failures import answered, failed
 from workers.courier.schedule import Answer
 
 USER_AGENT = f"Sheaf-Webhooks/{version('sheaf')}"
 #: Of an answer's body, the bytes that are read so that its connection can be used again, and for how long, seconds.
 READ_BYTES = 65_536
 READ_S = 1.0
-#: Characters of a refusing answer that are kept.
-KEPT_CHARACTERS = 200
 #: Seconds for which an address that a name led to is believed. It is checked each time all the same.
 DNS_TTL_S = 10
 
@@ -59,7 +58,7 @@ class Caller:
     async def call(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
         """POST this; never raises for what goes wrong on the way or over there."""
         at, begin = time.time(), time.monotonic()
-        status, retry_after_s, error = None, None, None
+        status, retry_after_s, error, detail = None, None, None, None
         try:
             session = self._trusting if target.trusted else self._checked
             async with session.post(_exactly(target), data=body, headers=headers, allow_redirects=False) as response:
@@ -67,18 +66,16 @@ class Caller:
                 status = response.status
                 text = await _read(response)
                 if not 200 <= status < 300:
-                    error = _refusal(status, text)
+                    error, detail = answered(status, text)
                     if status in (429, 503):
                         retry_after_s = _retry_after(response.headers.get("retry-after"), at)
         except TimeoutError:
             error = f"no answer within {self._timeout_s:g} s"
-        except (aiohttp.ClientError, OSError, Refused, ValueError) as failure:
-            # The library's own text of such a one has the whole URL, whose path may be a secret.
-            told = failure.message if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
-            error = told or type(failure).__name__
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            error, detail = failed(failure, target.url)
         if status is None:
             duration_s = time.monotonic() - begin
-        return Answer(at, duration_s, status, error, retry_after_s)
+        return Answer(at, duration_s, status, error, detail, retry_after_s)
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -119,16 +116,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
                 return bytes(read)
     response.close()
     return bytes(read)
-
-
-def _refusal(status: int, text: bytes) -> str:
-    if 300 <= status < 400:
-        return f"it answered {status}: redirects are not followed, name the final address"
-    if status == 410:
-        return "it answered 410: it is gone for good, and is not called again for this event"
-    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * KEPT_CHARACTERS].decode(errors="replace"))
-    said = shown.strip()[:KEPT_CHARACTERS]
-    return f"it answered {status}" + (f": {said}" if said else "")
 
 
 def _retry_after(value: str | None, now: float) -> float | None:
