@@ -188,3 +188,55 @@ async def test_a_certificate_that_nobody_vouches_for_is_told_of(tmp_path: Path) 
     async with own_certificate(tmp_path) as port:
         answer = await call(LOCAL, LOCAL.target(f"https://127.0.0.1:{port}/"))
     assert answer.error == NoAnswer.CERTIFICATE
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_call_on_a_kept_connection_that_was_closed_is_made_again_on_a_new_one(
+    receiver: Receiver, reset: bool
+) -> None:
+    receiver.answer("/hook", 200, Reply(raw=b"", reset=reset), 204)
+    async with Caller(LOCAL, 5.0) as caller:
+        first, second = [await caller.call(LOCAL.target(receiver.url()), {}, b"{}") for _ in range(2)]
+    assert (first.status, first.error) == (200, None)
+    assert (second.status, second.error) == (204, None)
+    kept, failed, fresh = receiver.calls()
+    assert kept.port == failed.port != fresh.port
+    assert fresh.headers == {**failed.headers, "connection": "close"}
+    assert failed.body == fresh.body
+
+
+async def test_a_call_that_is_made_again_goes_where_calls_may_go(receiver: Receiver) -> None:
+    """The name leads elsewhere by then."""
+    resolver = Rebinding("127.0.0.1", "169.254.169.254")
+    receiver.answer("/hook", 200, Reply(raw=b""), 200)
+    policy = Policy.of(["127.0.0.1"], allow_http=True)
+    async with Caller(policy, 5.0, resolver=resolver) as caller:
+        target = policy.target(f"http://rebinding.example:{receiver.port}/hook")
+        answers = [await caller.call(target, {}, b"{}") for _ in range(2)]
+    assert [answer.error for answer in answers] == [None, NoAnswer.NOT_ALLOWED]
+    assert len(receiver.calls()) == 2
+
+
+async def test_a_call_is_made_again_once_at_most(receiver: Receiver) -> None:
+    receiver.answer("/hook", 200, Reply(raw=b""))
+    async with Caller(LOCAL, 5.0) as caller:
+        answers = [await caller.call(LOCAL.target(receiver.url()), {}, b"{}") for _ in range(2)]
+    assert [answer.error for answer in answers] == [None, NoAnswer.CLOSED]
+    assert len(receiver.calls()) == 3
+
+
+@pytest.mark.parametrize("raw", [b"HTTP/1.1 500", b"220 mail.inside\r\n"])
+async def test_a_call_that_was_answered_in_part_is_not_made_again(receiver: Receiver, raw: bytes) -> None:
+    receiver.answer("/hook", 200, Reply(raw=raw), 200)
+    async with Caller(LOCAL, 5.0) as caller:
+        answers = [await caller.call(LOCAL.target(receiver.url()), {}, b"{}") for _ in range(2)]
+    assert [answer.error is None for answer in answers] == [True, False]
+    assert len(receiver.calls()) == 2
+
+
+async def test_a_call_that_is_made_again_has_the_time_that_is_left(receiver: Receiver) -> None:
+    """Each of the two is answered within the time of a call, both are not."""
+    receiver.answer("/hook", 200, Reply(raw=b"", after_s=1.5), Reply(200, after_s=1.5))
+    async with Caller(LOCAL, 2.0) as caller:
+        answers = [await caller.call(LOCAL.target(receiver.url()), {}, b"{}") for _ in range(2)]
+    assert [answer.error for answer in answers] == [None, "no answer within 2 s"]

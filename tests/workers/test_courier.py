@@ -55,6 +55,19 @@ def test_a_failed_call_is_made_again_under_the_same_id_with_the_same_body(post: 
     assert second.verified(post.secret())
 
 
+def test_a_kept_connection_that_was_closed_costs_no_attempt(post: Post) -> None:
+    """A receiver may end idle connections, and does in the very moment in which one is used."""
+    url = post.receiver.answer("/closes", 200, Reply(raw=b""), 200)
+    with post.courier(breaker_failures=1):
+        [_] = post.over(post.tell(url))
+        [delivery] = post.over(post.tell(url))
+    assert [attempt.status for attempt in delivery.attempts] == [200]
+    _, failed, made_again = post.receiver.calls("/closes")
+    assert (failed.id, failed.body) == (made_again.id, made_again.body)
+    assert made_again.verified(post.secret())
+    assert post.metric("sheaf_webhook_breakers_open") == 0
+
+
 def test_after_the_last_attempt_it_has_failed_and_can_be_sent_again(post: Post) -> None:
     url = post.receiver.answer("/down", 503, 404, 500, 200)
     told = post.tell(url)
