@@ -182,7 +182,9 @@ class DeliveryAttempt(BaseModel):
     at: datetime
     duration_ms: float
     status: int | None
-    error: str | None
+    error: str | None = Field(
+        description="In words of this service. What the receiver or the system said is shown to operators alone."
+    )
 
 
 class DeliveryView(BaseModel):

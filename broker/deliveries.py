@@ -48,12 +48,14 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One call. `status` is None where there was no answer; `error` says why it is no success."""
+    """One call. `status` is None where there was no answer; `error` says why it is no success, in our words."""
 
     at: float
     duration_ms: float
     status: int | None
     error: str | None
+    #: What the receiver or the system said of it. For operators: whoever submits may call what they cannot read.
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

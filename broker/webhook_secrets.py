@@ -54,6 +54,11 @@ class WebhookSecrets:
             for name, secrets in zip(names, found, strict=True)
         ]
 
+    def known(self, owner: str) -> bool:
+        """Whether this owner has a secret."""
+        with translated(self._client):
+            return bool(self._client.exists(self._keys.webhook_secrets(owner)))
+
     def rotate(self, owner: str) -> Secrets:
         """A new secret for this owner; the present one becomes the previous one, and the one before it is void."""
         name = self._keys.webhook_secrets(owner)

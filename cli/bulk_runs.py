@@ -15,6 +15,7 @@ from broker import Wanted
 from broker.bulk_runs import MAX_LISTED
 from cli.bulk_steering import Steered, unknown
 from cli.bulk_views import View
+from cli.lines import one_line
 from cli.loading import loaded_settings
 from cli.problems import CommandError
 
@@ -72,7 +73,7 @@ def show(
         typer.echo(json.dumps(run.as_json(), indent=2))
         return
     for name, value in run.as_json().items():
-        typer.echo(f"{name}: {'-' if value in (None, '') else value}")
+        typer.echo(f"{name}: {'-' if value in (None, '') else one_line(value)}")
     if run.cure:
         typer.echo(run.cure)
 

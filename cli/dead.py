@@ -12,6 +12,7 @@ import typer
 from broker import queue_name
 from broker.dead import DeadLetter, DeadLetters
 from broker.message import CALLBACKS
+from cli.lines import one_line
 from cli.loading import loaded_settings
 from cli.problems import CommandError
 from configs import Settings
@@ -54,7 +55,8 @@ def list_letters(
         typer.echo(json.dumps(views, indent=2))
         return
     for view in views:
-        typer.echo("  ".join(str(view[field] or "-") for field in ("queue", "number", "buried_at", "job_id", "reason")))
+        fields = ("queue", "number", "buried_at", "job_id", "reason")
+        typer.echo("  ".join(one_line(view[field] or "-") for field in fields))
     typer.echo(", ".join(f"{name}: {count}" for name, count in counts.items()) + " dead letters")
 
 
@@ -70,8 +72,8 @@ def show(
         typer.echo(json.dumps({**_view(letter), "message": message}, indent=2))
         return
     for name, value in _view(letter).items():
-        typer.echo(f"{name}: {value}")
-    typer.echo(f"message: {message[:SHOWN]}")
+        typer.echo(f"{name}: {one_line(value)}")
+    typer.echo(f"message: {one_line(message[:SHOWN])}")
     if len(message) > SHOWN:
         typer.echo(f"… {len(message)} characters in all: --json prints them")
 

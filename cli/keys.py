@@ -72,7 +72,7 @@ def create(
         expires_at=None if expires is None else time.time() + _seconds(expires),
         webhook=_webhook(webhook_url, webhook_events, owner, settings),
     )
-    with _open(settings) as keys:
+    with open_registry(settings) as keys:
         keys.add(key)
     if as_json:
         typer.echo(json.dumps({**_view(key), "key": text}, indent=2))
@@ -85,7 +85,7 @@ def create(
 @app.command("list")
 def list_keys(as_json: Json = False) -> None:
     """List the keys, the oldest first, as far as they may be known."""
-    with _open(loaded_settings().settings) as keys:
+    with open_registry(loaded_settings().settings) as keys:
         views = [_view(key) for key in keys.all()]
     if as_json:
         typer.echo(json.dumps(views, indent=2))
@@ -105,7 +105,7 @@ def revoke(
 ) -> None:
     """Make a key open nothing any more, within a second. Its owner's jobs stay."""
     wanted = key_id.removeprefix("sheaf_").partition("_")[0]
-    with _open(loaded_settings().settings) as keys:
+    with open_registry(loaded_settings().settings) as keys:
         if not last and [key.id for key in keys.all()] == [wanted]:
             raise CommandError(
                 "it is the last key, and without any an API on loopback lets everybody in: create another first, "
@@ -117,7 +117,8 @@ def revoke(
     typer.echo("Revoked." if left else "Revoked. It was the last one: an API on loopback lets everybody in now.")
 
 
-def _open(settings: Settings) -> KeyRegistry:
+def open_registry(settings: Settings) -> KeyRegistry:
+    """All keys there are."""
     broker = settings.broker
     return KeyRegistry(broker.server_url, key_prefix=broker.key_prefix, read_timeout_s=broker.read_timeout_s)
 
@@ -168,6 +169,7 @@ def _view(key: AccessKey) -> dict[str, object]:
         "rate": None if key.rate is None else f"{key.rate.count}/{_period(key.rate)}",
         "max_in_flight": key.max_in_flight,
         "webhook": None if key.webhook is None else key.webhook.url,
+        "webhook_events": None if key.webhook is None else [event.value for event in key.webhook.events],
         "created_at": _moment(key.created_at),
         "expires_at": None if key.expires_at is None else _moment(key.expires_at),
     }

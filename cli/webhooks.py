@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from broker.deliveries import MAX_LISTED, Attempt, Deliveries, Delivery, DeliveryState
+from cli.keys import open_registry
+from cli.lines import one_line
 from cli.loading import loaded_settings
 from cli.problems import CommandError
 from configs import Settings
@@ -55,11 +57,11 @@ def list_deliveries(
         return
     for delivery in chosen:
         view = _view(delivery)
-        last = delivery.attempts[-1].error if delivery.attempts else None
+        last = _error(delivery.attempts[-1]) if delivery.attempts else None
         put_off = f"put off until {view['next_attempt_at']}: {view['put_off']}" if delivery.put_off else None
         fields = [view[name] for name in ("id", "created_at", "event", "state", "job_id", "url")]
         notes = [note for note in (f"{len(delivery.attempts)} attempts", last, put_off) if note]
-        typer.echo("  ".join(map(str, [*fields, *notes])))
+        typer.echo("  ".join(map(one_line, [*fields, *notes])))
 
 
 @app.command()
@@ -74,10 +76,11 @@ def show(delivery_id: Id, as_json: Json = False) -> None:
         return
     for name, value in _view(delivery).items():
         if name != "attempts":
-            typer.echo(f"{name}: {'-' if value is None else value}")
+            typer.echo(f"{name}: {'-' if value is None else one_line(value)}")
     for attempt in delivery.attempts:
-        typer.echo(f"attempt: {_moment(attempt.at)}  {attempt.duration_ms:g} ms  {attempt.error or attempt.status}")
-    typer.echo(f"payload: {delivery.payload}")
+        how = one_line(_error(attempt) or attempt.status)
+        typer.echo(f"attempt: {_moment(attempt.at)}  {attempt.duration_ms:g} ms  {how}")
+    typer.echo(f"payload: {one_line(delivery.payload)}")
 
 
 @app.command()
@@ -96,9 +99,16 @@ def resend(delivery_ids: Ids = None, failed: Failed = False) -> None:
 
 @app.command()
 def secret(owner: Owner = "", rotate: Rotate = False, as_json: Json = False) -> None:
-    """Print the secret that signs the webhooks of an owner's jobs; it is made when there is none."""
+    """Print the secret that signs the webhooks of an owner's jobs; it is made when there is none.
+
+    Owners are those of keys. Whoever has lost their last key keeps the secret.
+    """
     settings = loaded_settings().settings
     with _open(settings) as log:
+        if not (owner == "" or log.secrets.known(owner) or _has_key(settings, owner)):
+            raise CommandError(
+                f"there is no owner {owner!r}: see `sheaf keys list`; jobs of nobody in particular go without --owner"
+            )
         secrets = log.secrets.rotate(owner) if rotate else log.secrets.of([owner])[0]
     in_use = secrets.in_use(time.time(), settings.webhooks.previous_secret_s)
     previous = in_use[1] if len(in_use) > 1 else None
@@ -119,6 +129,11 @@ def _open(settings: Settings) -> Deliveries:
     return Deliveries(
         broker.server_url, new_secret=new_secret, key_prefix=broker.key_prefix, read_timeout_s=broker.read_timeout_s
     )
+
+
+def _has_key(settings: Settings, owner: str) -> bool:
+    with open_registry(settings) as keys:
+        return any(key.owner == owner for key in keys.all())
 
 
 def _unknown(delivery_id: str) -> CommandError:
@@ -149,7 +164,13 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
         "duration_ms": attempt.duration_ms,
         "status": attempt.status,
         "error": attempt.error,
+        "detail": attempt.detail,
     }
+
+
+def _error(attempt: Attempt) -> str | None:
+    """With what others say of it."""
+    return attempt.error if attempt.detail is None else f"{attempt.error}: {attempt.detail}"
 
 
 def _moment(moment: float) -> str:

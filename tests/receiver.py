@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +25,8 @@ class Call:
     headers: Mapping[str, str]
     body: bytes
     at: float
+    #: The caller's port, another one for each connection.
+    port: int
 
     @property
     def id(self) -> str:
@@ -44,6 +48,12 @@ class Reply:
     body: bytes = b""
     #: Answer only when the receiver is closed, if ever.
     hang: bool = False
+    #: These bytes instead of an answer, and the end of the connection.
+    raw: bytes | None = None
+    #: That end as a crash or a forgetful router makes it, not in order.
+    reset: bool = False
+    #: Answer after so long, seconds.
+    after_s: float = 0.0
 
 
 class Receiver:
@@ -103,12 +113,21 @@ class Receiver:
         body = request.rfile.read(int(request.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in request.headers.items()}
         with self._lock:
-            self._calls.append(Call(request.path, headers, body, time.monotonic()))
+            self._calls.append(Call(request.path, headers, body, time.monotonic(), request.client_address[1]))
             replies = self._replies[request.path]
             reply = replies.pop(0) if len(replies) > 1 else replies[0] if replies else Reply()
         if reply.hang:
             self._closed.wait()
             request.close_connection = True
+            return
+        self._closed.wait(reply.after_s)
+        if reply.raw is not None:
+            request.wfile.write(reply.raw)
+            request.close_connection = True
+            if reply.reset:
+                request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                # The server itself would end it in order before that.
+                socket.close(request.connection.detach())
             return
         request.send_response(reply.status)
         for name, value in reply.headers.items():

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import redis
 
-from broker import Scope
+from broker import BatchEvent, JobEvent, Scope
 from tests.api.front import Front, front
 from tests.conftest import wait_until
 from tests.services import run_sheaf, sample
@@ -194,7 +194,7 @@ def test_the_webhook_of_a_key_is_told_of_jobs_that_name_none(guarded: Front) -> 
     url, own = "https://8.8.8.8/of-the-key", "https://8.8.8.8/of-the-job"
     options = ("--webhook-url", url, "--webhook-events", "job.cancelled,job.failed")
     made = json.loads(guarded.sheaf("keys", "create", "teller", *options, "--json"))
-    assert made["webhook"] == url
+    assert (made["webhook"], made["webhook_events"]) == (url, ["job.cancelled", "job.failed"])
     with guarded.client(made["key"]) as client:
 
         def told(**fields: object) -> list[tuple[str, str]]:
@@ -206,6 +206,39 @@ def test_the_webhook_of_a_key_is_told_of_jobs_that_name_none(guarded: Front) -> 
         assert told() == [(url, "job.cancelled")]
         assert told(webhook={"url": own}) == [(own, "job.cancelled")]
         assert told(webhook=None) == []
+
+
+def test_keys_are_listed_with_the_ends_that_their_webhooks_are_told_of(guarded: Front) -> None:
+    events = {"some": ["job.failed"], "all": [*JobEvent, *BatchEvent]}
+    for owner, told in events.items():
+        chosen = ("--webhook-events", ",".join(told)) if owner == "some" else ()
+        guarded.sheaf("keys", "create", f"told-of-{owner}", "--webhook-url", "https://8.8.8.8/", *chosen)
+    listed = {key["owner"]: key for key in json.loads(guarded.sheaf("keys", "list", "--json"))}
+    assert listed["somebody"]["webhook_events"] is None
+    lines = guarded.sheaf("keys", "list").splitlines()
+    for owner, told in events.items():
+        assert listed[f"told-of-{owner}"]["webhook_events"] == told
+        [line] = [line for line in lines if f"owner=told-of-{owner} " in line]
+        assert f"  webhook_events={','.join(told)}  " in line
+
+
+def test_an_owner_with_a_key_has_a_secret_and_keeps_it_without(guarded: Front) -> None:
+    made = json.loads(guarded.sheaf("keys", "create", "signer", "--json"))
+    first = guarded.sheaf("webhooks", "secret", "--owner", "signer")
+    guarded.sheaf("keys", "revoke", made["id"])
+    assert guarded.sheaf("webhooks", "secret", "--owner", "signer") == first
+    rotated = json.loads(guarded.sheaf("webhooks", "secret", "--owner", "signer", "--rotate", "--json"))
+    assert rotated["previous"] == first.strip() != rotated["current"]
+
+
+@pytest.mark.parametrize("options", [(), ("--rotate",)])
+def test_no_secret_is_made_for_an_owner_without_a_key(guarded: Front, options: tuple[str, ...]) -> None:
+    guarded.key("spelled")
+    with pytest.raises(AssertionError, match="there is no owner 'speled': see `sheaf keys list`"):
+        guarded.sheaf("webhooks", "secret", "--owner", "speled", *options)
+    with redis.Redis.from_url(guarded.broker.url) as plain:
+        assert plain.keys("*speled*") == []
+    assert guarded.sheaf("webhooks", "secret").startswith("whsec_")
 
 
 @pytest.mark.parametrize(

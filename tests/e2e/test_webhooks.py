@@ -23,6 +23,7 @@ from tests.conftest import free_port, wait_until
 from tests.receiver import Call, Receiver, Reply
 from tests.services import Service, answers, metric, run_sheaf
 from webhooks.signing import PREFIX
+from workers.courier.failures import NoAnswer
 from workers.threads import EXIT_STATUS
 
 MODELS: dict[str, object] = {
@@ -233,6 +234,16 @@ def test_deliveries_are_listed_shown_and_sent_again_by_people(running: Running) 
     assert len({call.id for call in running.receiver.calls("/people")}) == 1
 
 
+def test_what_is_sent_is_shown_on_one_line_and_as_it_was(running: Running) -> None:
+    """U+009B begins a command to a terminal, like ESC and [."""
+    metadata = {"note": "\x9b31m red \x7f \u2028 \u202e"}
+    delivery = running.over(running.submit("/colours", metadata=metadata))
+    shown = running.sheaf("show", delivery["id"]).removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in shown)
+    payload = json.loads(shown[-1].removeprefix("payload: "))
+    assert payload["data"]["metadata"] == metadata
+
+
 def test_an_io_worker_that_loses_a_thread_of_its_courier_ends(tmp_path: Path) -> None:
     """Living on without it, the worker would look well and call nobody: its supervisor starts another instead."""
     with EmbeddedServer(free_port(), tmp_path / "valkey") as broker, Receiver() as receiver:
@@ -254,8 +265,8 @@ def test_an_io_worker_that_loses_a_thread_of_its_courier_ends(tmp_path: Path) ->
 
 
 def test_a_secret_is_printed_and_rotated(running: Running) -> None:
-    first = running.sheaf("secret", "--owner", "shop").strip()
-    rotated = json.loads(running.sheaf("secret", "--owner", "shop", "--rotate", "--json"))
+    first = running.sheaf("secret").strip()
+    rotated = json.loads(running.sheaf("secret", "--rotate", "--json"))
     assert rotated["previous"] == first != rotated["current"]
     assert rotated["current"].startswith(PREFIX)
 
@@ -283,11 +294,38 @@ def test_log_lines_and_metrics_tell_of_calls(running: Running) -> None:
     assert 'sheaf_queue_depth{priority="0",queue="sheaf.webhooks"}' in text
 
 
-def test_no_word_of_a_receivers_answer_is_logged(running: Running) -> None:
+def test_no_word_of_a_receivers_answer_is_logged_or_told_to_the_jobs_owner(running: Running) -> None:
+    """Whoever may submit could read answers of inner services that webhooks.allow opens."""
     running.receiver.answer("/repeats", Reply(400, body=b"bad input: the text of a user"))
-    delivery = running.over(running.submit("/repeats"))
-    assert "the text of a user" in delivery["attempts"][-1]["error"]
+    job_id = running.submit("/repeats")
+    delivery = running.over(job_id)
+    assert delivery["attempts"][-1]["error"] == "it answered 400"
+    assert "the text of a user" not in httpx.get(f"{running.base}/v1/jobs/{job_id}/deliveries").text
     assert "the text of a user" not in running.io.log()
+    assert "it answered 400: bad input: the text of a user" in running.sheaf("show", delivery["id"])
+
+
+def test_of_a_port_that_speaks_no_http_its_owner_reads_nothing_and_people_one_line(running: Running) -> None:
+    running.receiver.answer("/mail", Reply(raw=b"220 mail.inside\r\n\x1b[31m"))
+    job_id = running.submit("/mail")
+    delivery = running.over(job_id)
+    assert [attempt["error"] for attempt in delivery["attempts"]] == [NoAnswer.NOT_HTTP] * 3
+    assert "mail.inside" not in json.dumps(delivery)
+    [listed] = running.sheaf("list", "--job", job_id).splitlines()
+    assert "mail.inside" in listed
+    assert listed.isprintable()
+    attempts = [line for line in running.sheaf("show", delivery["id"]).splitlines() if line.startswith("attempt: ")]
+    assert len(attempts) == 3
+    assert all("mail.inside" in line and line.isprintable() for line in attempts)
+
+
+def test_a_connection_that_failed_is_told_to_the_jobs_owner_without_an_address(running: Running) -> None:
+    body = {"model": "echo", "input": 1, "webhook": {"url": f"http://127.0.0.1:{free_port()}/"}}
+    job_id = httpx.post(f"{running.base}/v1/jobs", json=body).json()["id"]
+    delivery = running.over(job_id)
+    assert {attempt["error"] for attempt in delivery["attempts"]} == {NoAnswer.REFUSED}
+    assert "127.0.0.1" not in json.dumps(delivery["attempts"])
+    assert "Connect call failed" in running.sheaf("show", delivery["id"])
 
 
 def test_a_killed_io_worker_loses_no_delivery(running: Running) -> None:

@@ -18,6 +18,7 @@ from tests.broker.conftest import new_job
 from tests.conftest import free_port, wait_until
 from tests.receiver import Reply
 from tests.workers.post import Post
+from workers.courier.failures import NoAnswer
 
 
 def test_a_call_is_signed_and_says_who_calls(post: Post) -> None:
@@ -50,8 +51,21 @@ def test_a_failed_call_is_made_again_under_the_same_id_with_the_same_body(post: 
     first, second = post.receiver.calls("/shaky")
     assert (first.id, first.body) == (second.id, second.body)
     assert [attempt.status for attempt in delivery.attempts] == [500, 200]
-    assert delivery.attempts[0].error == "it answered 500: out of order"
+    assert (delivery.attempts[0].error, delivery.attempts[0].detail) == ("it answered 500", "out of order")
     assert second.verified(post.secret())
+
+
+def test_a_kept_connection_that_was_closed_costs_no_attempt(post: Post) -> None:
+    """A receiver may end idle connections, and does in the very moment in which one is used."""
+    url = post.receiver.answer("/closes", 200, Reply(raw=b""), 200)
+    with post.courier(breaker_failures=1):
+        [_] = post.over(post.tell(url))
+        [delivery] = post.over(post.tell(url))
+    assert [attempt.status for attempt in delivery.attempts] == [200]
+    _, failed, made_again = post.receiver.calls("/closes")
+    assert (failed.id, failed.body) == (made_again.id, made_again.body)
+    assert made_again.verified(post.secret())
+    assert post.metric("sheaf_webhook_breakers_open") == 0
 
 
 def test_after_the_last_attempt_it_has_failed_and_can_be_sent_again(post: Post) -> None:
@@ -133,14 +147,16 @@ def test_a_receiver_that_is_not_there_is_told_of(post: Post) -> None:
         [delivery] = post.over(post.tell(f"http://127.0.0.1:{free_port()}/"))
     assert delivery.state is DeliveryState.FAILED
     assert delivery.attempts[0].status is None
-    assert "Connect call failed" in (delivery.attempts[0].error or "")
+    assert delivery.attempts[0].error == NoAnswer.REFUSED
+    assert "Connect call failed" in (delivery.attempts[0].detail or "")
 
 
 def test_an_address_inside_is_not_connected_to(post: Post) -> None:
     with post.courier(allow=(), allow_http=True):
         [delivery] = post.over(post.tell(f"http://localhost:{post.receiver.port}/hook"))
         [literal] = post.over(post.tell())
-    assert "is not public" in (delivery.attempts[0].error or "")
+    assert delivery.attempts[0].error == NoAnswer.NOT_ALLOWED
+    assert "is not public" in (delivery.attempts[0].detail or "")
     assert "the URL is refused" in (literal.attempts[0].error or "")
     assert post.receiver.calls() == []
 

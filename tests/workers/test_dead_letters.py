@@ -54,6 +54,15 @@ def test_a_letter_is_shown_with_its_message(dead: Dead, buried: list[str]) -> No
     assert r"\xff" in dead("show", "echo", number).stdout
 
 
+def test_what_a_letter_holds_moves_no_cursor(shop: Shop, dead: Dead, buried: list[str]) -> None:
+    shop.client.lpush("infer.echo", "\x9b31m no\njob \x1b[2J".encode())
+    wait_until(lambda: shop.client.llen(LETTERS) == len(buried) + 2, description="it is with the dead letters")
+    [letter] = json.loads(dead("list", "echo", "--limit", "1", "--json").stdout)
+    shown = dead("show", "echo", letter["number"]).stdout + dead("list", "echo").stdout
+    assert all(line.isprintable() for line in shown.removesuffix("\n").split("\n"))
+    assert r"\u009b31m no\njob \u001b[2J" in shown
+
+
 def test_a_retried_letter_runs_again(dead: Dead, buried: list[str]) -> None:
     """It cannot be served this time either, so it comes back as a new letter."""
     before = {letter["job_id"]: letter["number"] for letter in json.loads(dead("list", "echo", "--json").stdout)}

@@ -2,20 +2,26 @@
 
 Where a name leads may change between two looks, so the one look that counts is at the very address that a socket is
 made for. Redirects are not followed, proxies of the environment not used, and of an answer only its head counts.
+
+Connections are kept for the next call. A receiver may close one at any time, in the very moment in which it is used
+too, which says nothing of the receiver: such a call is made again at once, on a connection of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.metadata import version
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Self
 
 import aiohttp
@@ -23,16 +29,38 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from webhooks import Policy, Refused, Target
+from workers.courier.failures import answered, failed
 from workers.courier.schedule import Answer
+
+log = logging.getLogger(__name__)
 
 USER_AGENT = f"Sheaf-Webhooks/{version('sheaf')}"
 #: Of an answer's body, the bytes that are read so that its connection can be used again, and for how long, seconds.
 READ_BYTES = 65_536
 READ_S = 1.0
-#: Characters of a refusing answer that are kept.
-KEPT_CHARACTERS = 200
 #: Seconds for which an address that a name led to is believed. It is checked each time all the same.
 DNS_TTL_S = 10
+#: Least time that a call has left, seconds: none would mean that it may take forever.
+LEAST_S = 0.001
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What a call went over."""
+
+    reused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    #: Uses connections again.
+    keeping: aiohttp.ClientSession
+    #: Makes a new one for each call.
+    fresh: aiohttp.ClientSession
+
+    async def close(self) -> None:
+        await self.keeping.close()
+        await self.fresh.close()
 
 
 class Caller:
@@ -41,11 +69,17 @@ class Caller:
     def __init__(self, policy: Policy, timeout_s: float, *, resolver: AbstractResolver | None = None) -> None:
         self._policy = policy
         self._timeout_s = timeout_s
-        self._checked = self._session(aiohttp.TCPConnector(
-            limit=0, ttl_dns_cache=DNS_TTL_S, resolver=resolver, socket_factory=self._checked_socket
-        ))  # fmt: skip
+        self._checked = self._sessions(
+            partial(
+                aiohttp.TCPConnector,
+                limit=0,
+                ttl_dns_cache=DNS_TTL_S,
+                resolver=resolver,
+                socket_factory=self._checked_socket,
+            )
+        )
         # Hosts that the settings name may be anywhere.
-        self._trusting = self._session(aiohttp.TCPConnector(limit=0, ttl_dns_cache=DNS_TTL_S))
+        self._trusting = self._sessions(partial(aiohttp.TCPConnector, limit=0, ttl_dns_cache=DNS_TTL_S))
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,35 +93,61 @@ class Caller:
     async def call(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
         """POST this; never raises for what goes wrong on the way or over there."""
         at, begin = time.time(), time.monotonic()
-        status, retry_after_s, error = None, None, None
+        status, retry_after_s, error, detail = None, None, None, None
         try:
-            session = self._trusting if target.trusted else self._checked
-            async with session.post(_exactly(target), data=body, headers=headers, allow_redirects=False) as response:
+            async with await self._answer(target, headers, body, begin + self._timeout_s) as response:
                 duration_s = time.monotonic() - begin
                 status = response.status
                 text = await _read(response)
                 if not 200 <= status < 300:
-                    error = _refusal(status, text)
+                    error, detail = answered(status, text)
                     if status in (429, 503):
                         retry_after_s = _retry_after(response.headers.get("retry-after"), at)
         except TimeoutError:
             error = f"no answer within {self._timeout_s:g} s"
-        except (aiohttp.ClientError, OSError, Refused, ValueError) as failure:
-            # The library's own text of such a one has the whole URL, whose path may be a secret.
-            told = failure.message if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
-            error = told or type(failure).__name__
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            error, detail = failed(failure, target.url)
         if status is None:
             duration_s = time.monotonic() - begin
-        return Answer(at, duration_s, status, error, retry_after_s)
+        return Answer(at, duration_s, status, error, detail, retry_after_s)
+
+    async def _answer(
+        self, target: Target, headers: Mapping[str, str], body: bytes, ends: float
+    ) -> aiohttp.ClientResponse:
+        """The head of the answer, until `ends` on the monotonic clock; of a second call, where a kept connection fails.
+
+        What was sent on it may have been taken in all the same: the receiver knows it by its `webhook-id`.
+        """
+        sessions = self._trusting if target.trusted else self._checked
+        url, connection = _exactly(target), _Connection()
+
+        async def post(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+            left = aiohttp.ClientTimeout(total=max(LEAST_S, ends - time.monotonic()))
+            return await session.post(
+                url, data=body, headers=headers, allow_redirects=False, timeout=left, trace_request_ctx=connection
+            )
+
+        try:
+            return await post(sessions.keeping)
+        except aiohttp.ClientConnectionError as failure:
+            if not connection.reused or _began_to_answer(failure):
+                raise
+        log.debug("A kept connection was closed; the call is made again.", extra={"host": target.host})
+        return await post(sessions.fresh)
+
+    def _sessions(self, connector: partial[aiohttp.TCPConnector]) -> _Sessions:
+        return _Sessions(self._session(connector()), self._session(connector(force_close=True)))
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_mark_reused)
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             headers={"user-agent": USER_AGENT, "content-type": "application/json", "accept-encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
+            trace_configs=[tracing],
         )
 
     def _checked_socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
@@ -108,6 +168,19 @@ def _exactly(target: Target) -> URL:
     return url
 
 
+async def _mark_reused(
+    _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    context.trace_request_ctx.reused = True
+
+
+def _began_to_answer(failure: aiohttp.ClientConnectionError) -> bool:
+    """Whether part of an answer came, or time ran out. Of a connection that was reset, that is not known."""
+    if isinstance(failure, aiohttp.ServerDisconnectedError):
+        return not isinstance(failure.message, str)
+    return isinstance(failure, TimeoutError)
+
+
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     """The beginning of an answer's body. If that is not all, or does not come soon, the connection is given up."""
     read = bytearray()
@@ -119,16 +192,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
                 return bytes(read)
     response.close()
     return bytes(read)
-
-
-def _refusal(status: int, text: bytes) -> str:
-    if 300 <= status < 400:
-        return f"it answered {status}: redirects are not followed, name the final address"
-    if status == 410:
-        return "it answered 410: it is gone for good, and is not called again for this event"
-    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * KEPT_CHARACTERS].decode(errors="replace"))
-    said = shown.strip()[:KEPT_CHARACTERS]
-    return f"it answered {status}" + (f": {said}" if said else "")
 
 
 def _retry_after(value: str | None, now: float) -> float | None:

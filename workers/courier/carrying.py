@@ -181,13 +181,15 @@ class Carrier:
             "state": delivery.state.value,
             "attempt": delivery.tries,
             "status": attempt.status,
-            # What a receiver answers may repeat the job's content: that is for the delivery alone.
-            "error": attempt.error if attempt.status is None else None,
+            "error": attempt.error,
             "duration_ms": attempt.duration_ms,
             "next_attempt_at": delivery.next_attempt_at,
         }
         failed = delivery.state is DeliveryState.FAILED
         log.log(logging.WARNING if failed else logging.INFO, "A webhook was called.", extra=extra)
+        # What a receiver answers may repeat the job's content: that is for the delivery alone.
+        if attempt.status is None and attempt.detail is not None:
+            log.debug("A webhook did not answer.", extra=_fields(delivery.notification) | {"detail": attempt.detail})
         if noted is NoteAnswer.LOST:
             log.warning("The lease of a delivery was lost; it is made again.", extra=_fields(delivery.notification))
         elif delivery.state is not DeliveryState.PENDING:

@@ -20,12 +20,16 @@ PATIENCE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a call went. `status` is None where there was no answer, `error` where it was a success."""
+    """How a call went. `status` is None where there was no answer, `error` where it was a success.
+
+    `detail` is what others say of the error: the receiver, or the system.
+    """
 
     at: float
     duration_s: float
     status: int | None
     error: str | None
+    detail: str | None = None
     #: What the receiver asked for; None where it did not.
     retry_after_s: float | None = None
 
@@ -37,7 +41,7 @@ class Answer:
 
 def after(delivery: Delivery, answer: Answer, schedule_s: Sequence[float], now: float) -> Delivery:
     """The delivery once this attempt is counted."""
-    attempt = Attempt(answer.at, round(answer.duration_s * 1e3, 3), answer.status, answer.error)
+    attempt = Attempt(answer.at, round(answer.duration_s * 1e3, 3), answer.status, answer.error, answer.detail)
     attempts = (*delivery.attempts, attempt)[-MAX_ATTEMPTS_KEPT:]
     tries = delivery.tries + 1
     counted = replace(delivery, attempts=attempts, tries=tries, next_attempt_at=None)
