@@ -1,8 +1,8 @@
 """How long a batch with rows of the lowest priority may take while callers of a higher one are about.
 
 A row that arrives waits for the batch that is under way, or for a part of it where that gives way, so its wait is
-bounded by what that batch may take: no longer than callers' own batches take. A batch that is short beside its overhead would waste the device, so twice the overhead
-is always allowed: at least half of the device's time goes into rows.
+bounded by what that batch may take: no longer than callers' own batches take. A batch that is short beside its overhead
+would waste the device, so twice the overhead is always allowed: at least half of the device's time goes into rows.
 """
 
 from __future__ import annotations
