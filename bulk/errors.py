@@ -4,6 +4,7 @@ BulkError
 ├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
 ├── InputFailed         the input cannot be opened or read on; the rows given before are good
 ├── NoSuchColumn        the input lacks a column that was named
+├── ColumnTaken         the input has a column of the name that was meant for the results
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
@@ -52,6 +53,13 @@ class NoSuchColumn(BulkError):
 
     def __init__(self, place: str, name: str, names: Sequence[str]) -> None:
         super().__init__(f"{place} has no column {name!r}; it has {', '.join(names) or 'none'}")
+
+
+class ColumnTaken(BulkError):
+    """The input's header, or its schema, has the column that the results should get."""
+
+    def __init__(self, place: str, name: str) -> None:
+        super().__init__(f"{place} has a column {name!r} already: give the results another name with --result-column")
 
 
 class OutputFailed(BulkError):

@@ -26,7 +26,7 @@ from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
 from bulk.driving import drive, to_its_end
 from bulk.engine import WINDOW, Engine
-from bulk.errors import NoSuchColumn, NotResumable, OutputExists
+from bulk.errors import ColumnTaken, NoSuchColumn, NotResumable, OutputExists
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
@@ -213,7 +213,10 @@ class _Files:
     def _item(self, row: Row | BadRow) -> Item:
         if isinstance(row, BadRow):
             return Item(row.number, failure=JobFailure(row.reason.value, row.message))
-        column = self._task.column
+        column, result = self._task.column, self._task.result
+        if result in row.columns:
+            message = f"the row has a column {result!r} already: give the results another name with --result-column"
+            return Item(row.number, failure=JobFailure("column_taken", message))
         if column is None:
             return Item(row.number, json_text(row.columns))
         if column not in row.columns:
@@ -313,6 +316,8 @@ def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
         for name in _named(task):
             if names is not None and name not in names:
                 raise NoSuchColumn(task.input.url, name, names)
+        if task.result in (names or ()):
+            raise ColumnTaken(task.input.url, task.result)
         files = _Files(task, rows, checkpoint)
         if checkpoint is not None and not checkpoint.rows_done:
             # From now on what lies beside the output is told to be of this run.

@@ -103,8 +103,7 @@ def _beginning(head: Head, results: Sequence[str]) -> pa.Schema:
         # Columns that are named and have no types are text.
         schema = pa.schema([(name, pa.string()) for name in head.names or ()])
     for name in results:
-        index, field = schema.get_field_index(name), pa.field(name, pa.null())
-        schema = schema.append(field) if index < 0 else schema.set(index, field)
+        schema = schema.append(pa.field(name, pa.null()))
     return schema
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.bulk.files import columns_of, out
+from tests.bulk.files import write as put
 from tests.bulk.running import Bulk, running
 from tests.conftest import wait_until
 from tests.services import SHEAF
@@ -105,6 +107,37 @@ def test_rows_that_fail_are_told_of_with_line_input_and_reason(service: Bulk, tm
     ]
     kinds = [error["error"]["type"] for error in errors]  # type: ignore[index]  # an object
     assert kinds == ["invalid_json_line", "missing_column", "ArithmeticError", "ValueError"]
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv.gz", "in.parquet"])
+def test_an_input_with_a_column_of_the_results_name_is_refused_before_any_row_is_run(
+    service: Bulk, tmp_path: Path, name: str
+) -> None:
+    put(tmp_path / name, out([{"text": "a", "embedding": "dear", "more": "x"}]))
+    done = service.bulk(name, "out.jsonl", "--model", "minilm", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"{name} has a column 'embedding' already" in done.stderr
+    assert "--result-column" in done.stderr
+    taken = service.bulk(name, "out.jsonl", "--model", "minilm", "--result-column", "more", folder=tmp_path)
+    assert "has a column 'more' already" in taken.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert service.bulk(name, "out.jsonl", "--model", "minilm", "--result-column", "v", folder=tmp_path).returncode == 0
+    [row] = read(tmp_path / "out.jsonl")
+    assert row["embedding"] == "dear"
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_json_line_with_a_column_of_the_results_name_fails(service: Bulk, tmp_path: Path, output: str) -> None:
+    write(tmp_path / "in.jsonl", [{"n": 1, "output": "dear"}, {"n": 2}])
+    done = service.bulk("in.jsonl", output, "--model", "echo", "--column", "n", folder=tmp_path)
+    assert done.returncode == 3
+    assert [{name: int(str(value)) for name, value in row.items()} for row in columns_of(tmp_path / output)] == [
+        {"n": 2, "output": 2}
+    ]
+    [error] = read(tmp_path / f"{output}.errors.jsonl")
+    assert error["row"] == 0
+    assert error["error"]["type"] == "column_taken"  # type: ignore[index]  # an object
+    assert "--result-column" in error["error"]["message"]  # type: ignore[index]  # an object
 
 
 def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:

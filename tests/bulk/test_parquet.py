@@ -242,15 +242,6 @@ def test_text_columns_of_csv_stay_text_in_parquet(tmp_path: Path) -> None:
     assert written.to_pylist() == [{"id": "007", "text": "", "score": 0.1}]
 
 
-def test_a_result_takes_the_place_of_a_column_of_its_name(path: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"label": [1, 2], "text": ["a", "b"]}), path)
-    copied(path, tmp_path / "out.parquet", label="new")
-    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [
-        {"label": "new", "text": "a"},
-        {"label": "new", "text": "b"},
-    ]
-
-
 def test_vectors_of_numpy_are_written_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "out.parquet"
     write(path, out([{"a": 1}], vector=np.array([0.5, 1.5], np.float32)))
