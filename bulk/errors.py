@@ -1,7 +1,8 @@
 """What can go wrong between a file of rows and the file of their results.
 
 BulkError
-├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
+├── UnsupportedFormat   this place cannot hold the format (Parquet on a pipe), or is none at all
+│   └── UnknownFormat   the suffix names no format, and nobody else did
 ├── InputFailed         the input cannot be opened or read on; the rows given before are good
 ├── NoSuchColumn        the input lacks a column that was named
 ├── ColumnTaken         the input has a column of the name that was meant for the results
@@ -32,6 +33,10 @@ class BulkError(Exception):
 
 class UnsupportedFormat(BulkError):
     """The format is unknown, or the place cannot hold it."""
+
+
+class UnknownFormat(UnsupportedFormat):
+    """Neither the caller nor the suffix of the place names a format."""
 
 
 class InputFailed(BulkError):
@@ -99,14 +104,18 @@ class InputChanged(NotResumable):
     """The input is not the one that the checkpoint counts rows of."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the input changed since the checkpoint: {reason}; start anew, or bring the old input back")
+        super().__init__(
+            f"the input changed since the checkpoint: {reason}; --overwrite begins anew, or bring the old input back"
+        )
 
 
 class OptionsChanged(NotResumable):
     """The option `name` differs from the one that the earlier rows were made with."""
 
     def __init__(self, name: str, before: object, now: object) -> None:
-        super().__init__(f"{name} was {before!r} when the run began and is {now!r} now; start anew, or ask as before")
+        super().__init__(
+            f"{name} was {before!r} when the run began and is {now!r} now; --overwrite begins anew, or ask as before"
+        )
         self.name = name
 
 

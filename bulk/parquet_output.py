@@ -145,19 +145,19 @@ def _held(destination: Destination, resume_at: int | None) -> int:
     """The folder of parts, made or cleared of what came after `resume_at`, open and locked."""
     folder, place = destination.parts, destination.location.url
     if resume_at is None and not destination.overwrite and folder.exists():
-        raise OutputExists(place, f"an unfinished run left {folder}: resume it, or ask to overwrite it")
+        raise OutputExists(place, f"an unfinished run left {folder}: --resume goes on, --overwrite begins anew")
     if resume_at is None:
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
     elif not folder.is_dir():
-        raise NotResumable(f"the unfinished output {folder} is gone; start anew")
+        raise NotResumable(f"the unfinished output {folder} is gone; --overwrite begins anew")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock(descriptor, place)
         kept = {_part(folder, number) for number in range(resume_at or 0)}
         there = set(folder.iterdir())
         if missing := kept - there:
-            raise NotResumable(f"{min(missing)} is gone, which the checkpoint counts; start anew")
+            raise NotResumable(f"{min(missing)} is gone, which the checkpoint counts; --overwrite begins anew")
         for path in there - kept:
             path.unlink()
         os.fsync(descriptor)
@@ -175,4 +175,4 @@ def _schema_of(part: Path) -> pa.Schema:
     try:
         return pq.read_schema(part)
     except (pa.ArrowException, OSError) as error:
-        raise NotResumable(f"{part} is damaged: {error}; start anew") from error
+        raise NotResumable(f"{part} is damaged: {error}; --overwrite begins anew") from error

@@ -280,7 +280,8 @@ def _begun(task: Task) -> Checkpoint | None:
         return new
     if not task.resume:
         raise OutputExists(
-            task.output.url, f"{task.checkpoint_path} tells of an unfinished run: resume it, or ask to overwrite it"
+            task.output.url,
+            f"{task.checkpoint_path} tells of an unfinished run: --resume goes on, --overwrite begins anew",
         )
     found.check(new)
     return found

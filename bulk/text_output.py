@@ -43,7 +43,7 @@ class Text:
             try:
                 self._encoder.names = header_of(written, self._encoder.delimiter)
             except InputFailed as error:
-                raise NotResumable(f"the unfinished output is damaged: {error}; start anew") from error
+                raise NotResumable(f"the unfinished output is damaged: {error}; --overwrite begins anew") from error
         self.begun = True
 
     def of(self, rows: Sequence[OutRow]) -> bytes:
@@ -133,19 +133,21 @@ class TextWriter(FileWriter):
 def _opened(destination: Destination, resume_at: int | None) -> FileIO:
     partial, place = destination.partial, destination.location.url
     if resume_at is None and not destination.overwrite and partial.exists():
-        raise OutputExists(place, f"an unfinished run left {partial}: resume it, or ask to overwrite it")
+        raise OutputExists(place, f"an unfinished run left {partial}: --resume goes on, --overwrite begins anew")
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if resume_at is None else 0), 0o666)
     except FileNotFoundError as error:
         if resume_at is None:
             raise
-        raise NotResumable(f"the unfinished output {partial} is gone; start anew") from error
+        raise NotResumable(f"the unfinished output {partial} is gone; --overwrite begins anew") from error
     file = FileIO(descriptor, "r+")
     try:
         lock(descriptor, place)
         size = os.fstat(descriptor).st_size
         if resume_at is not None and size < resume_at:
-            raise NotResumable(f"{partial} has {size} bytes, at the checkpoint it had {resume_at}; start anew")
+            raise NotResumable(
+                f"{partial} has {size} bytes, at the checkpoint it had {resume_at}; --overwrite begins anew"
+            )
         file.truncate(resume_at or 0)
         file.seek(resume_at or 0)
         sync_folder(partial.parent)

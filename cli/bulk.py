@@ -16,8 +16,8 @@ from bulk.engine import WINDOW
 from cli import bulk_runs
 from cli.bulk_progress import Bar, Lines, line, shown
 from cli.default_command import DefaultCommandGroup
-from cli.loading import known_model, loaded_settings
-from cli.problems import CommandError
+from cli.loading import loaded_settings
+from cli.problems import CommandError, WrongOption
 from configs import Settings
 
 if TYPE_CHECKING:
@@ -79,29 +79,31 @@ def run(
     `sheaf bulk cancel`; 130 stopped by a signal.
     """
     settings = loaded_settings().settings
-    texts = known_model(settings, model).task == "embedding"
+    if model not in settings.models:
+        raise WrongOption(f"--model {model}: the settings name {', '.join(settings.models)}")
+    texts = settings.models[model].task == "embedding"
     # Nothing of this room may cost the other commands the time of loading it.
     from bulk.errors import BulkError, RunCancelled
-    from bulk.locations import Location
     from bulk.run import Task
 
+    place = _place(output, "OUTPUT")
+    task = Task(
+        model=model,
+        input=_place(source, "INPUT"),
+        output=place,
+        errors=_errors(place, output, errors),
+        column=column or ("text" if texts else None),
+        result=result_column or ("embedding" if texts else "output"),
+        id_column=id_column,
+        texts=texts,
+        input_format=_format(input_format, "--input-format"),
+        output_format=_format(output_format, "--output-format"),
+        window=window,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    _check(task)
     try:
-        place = Location.parse(output)
-        task = Task(
-            model=model,
-            input=Location.parse(source),
-            output=place,
-            errors=_errors(place, output, errors),
-            column=column or ("text" if texts else None),
-            result=result_column or ("embedding" if texts else "output"),
-            id_column=id_column,
-            texts=texts,
-            input_format=_format(input_format, "--input-format"),
-            output_format=_format(output_format, "--output-format"),
-            window=window,
-            resume=resume,
-            overwrite=overwrite,
-        )
         with shown() as display:
             run_id, done = asyncio.run(_stoppable(_run(settings, task, display)))
     except RunCancelled:
@@ -121,12 +123,20 @@ def _ended(task: Task, how: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-def _errors(place: Location, output: str, errors: str | None) -> Location | None:
+def _place(text: str, what: str) -> Location:
+    from bulk.errors import UnsupportedFormat
     from bulk.locations import Location
 
+    try:
+        return Location.parse(text)
+    except UnsupportedFormat as error:
+        raise WrongOption(f"{what}: {error}") from None
+
+
+def _errors(place: Location, output: str, errors: str | None) -> Location | None:
     if errors is not None:
-        return Location.parse(errors)
-    return None if place.is_standard else Location.parse(f"{output}.errors.jsonl")
+        return _place(errors, "--errors")
+    return None if place.is_standard else _place(f"{output}.errors.jsonl", "OUTPUT")
 
 
 def _format(name: str | None, option: str) -> Format | None:
@@ -137,7 +147,25 @@ def _format(name: str | None, option: str) -> Format | None:
     try:
         return Format(name)
     except ValueError:
-        raise CommandError(f"{option} {name}: it is one of {', '.join(Format)}") from None
+        raise WrongOption(f"{option} {name}: it is one of {', '.join(Format)}") from None
+
+
+def _check(task: Task) -> None:
+    """See what is wrong whatever is in the files. Raises `WrongOption`."""
+    from bulk.errors import UnknownFormat, UnsupportedFormat
+    from bulk.formats import format_of
+
+    for what, place, asked in (("input", task.input, task.input_format), ("output", task.output, task.output_format)):
+        try:
+            format_of(place, asked)
+        except UnknownFormat as error:
+            raise WrongOption(f"{what.upper()}: {error}: name its format with --{what}-format") from None
+        except UnsupportedFormat as error:
+            raise WrongOption(f"{what.upper()}: {error}") from None
+    if task.resume and not task.resumable:
+        raise WrongOption("--resume: neither standard input nor standard output can be gone on with; name files")
+    if task.result == task.column:
+        raise WrongOption(f"--result-column {task.result}: it is what the model is given; choose another name")
 
 
 async def _stoppable(work: Coroutine[None, None, T]) -> T:

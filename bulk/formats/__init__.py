@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from bulk.compression import Compression
-from bulk.errors import UnsupportedFormat
+from bulk.errors import UnknownFormat, UnsupportedFormat
 from bulk.locations import Location
 
 
@@ -32,13 +32,12 @@ def format_of(location: Location, asked: Format | None = None) -> Format:
     """The format that was asked for, or else the one that the suffix names.
 
     Raises:
-        UnsupportedFormat: there is neither, or the file could not hold it.
+        UnknownFormat: there is neither.
+        UnsupportedFormat: the file could not hold it.
     """
     found = asked or SUFFIXES.get(location.suffix)
     if found is None:
-        known = ", ".join(SUFFIXES)
-        what = "standard input and output have" if location.is_standard else f"{location.url} has"
-        raise UnsupportedFormat(f"{what} none of the suffixes {known}: name the format")
+        raise UnknownFormat(f"{location.url} has none of the suffixes {', '.join(SUFFIXES)}")
     if found is Format.PARQUET and location.is_standard:
         raise UnsupportedFormat("Parquet is read from its end and written in one piece: a pipe cannot hold it")
     if found is Format.PARQUET and location.compression is not Compression.NONE:

@@ -221,12 +221,8 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
         (("in.csv", "out.csv", "--model", "echo", "--id-column", "key"), "no column 'key'"),
         (("none.csv", "out.csv", "--model", "echo"), "No such file"),
         (("in.csv", "none/out.csv", "--model", "echo"), "there is no folder"),
-        (("in.csv", "out.txt", "--model", "echo"), "name the format"),
         (("in.csv", "in.csv", "--model", "echo"), "it is there already"),
-        (("in.csv", "out.csv", "--model", "none"), "there is no model none"),
         (("in.csv", "out.csv", "--model", "broken"), "no worker could load broken"),
-        (("in.csv", "out.csv", "--model", "echo", "--input-format", "xml"), "it is one of jsonl"),
-        (("-", "-", "--model", "echo", "--input-format", "csv", "--output-format", "csv", "--resume"), "name files"),
     ],
 )
 def test_what_cannot_be_done_is_told_and_leaves_nothing(
@@ -235,5 +231,38 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(
     (tmp_path / "in.csv").write_text("id,name\n1,a\n")
     done = service.bulk(*arguments, folder=tmp_path)
     assert done.returncode == 1
+    assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+ECHO = ("--model", "echo")
+CSVS = ("--input-format", "csv", "--output-format", "csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("in.csv", "out.csv", "--model", "none"), "--model none: the settings name minilm, echo"),
+        (("in.csv", "out.csv", *ECHO, "--input-format", "xml"), "--input-format xml: it is one of jsonl"),
+        (("in.csv", "out.csv", *ECHO, "--output-format", ""), "--output-format : it is one of jsonl"),
+        (("in.csv", "out.csv", *ECHO, "--errors", ""), "--errors: '' names no file"),
+        (("", "out.csv", *ECHO), "INPUT: '' names no file"),
+        (("in.csv", "out.txt", *ECHO), "name its format with --output-format"),
+        (("in", "out.csv", *ECHO), "name its format with --input-format"),
+        (("-", "out.csv", *ECHO), "INPUT: - has none of the suffixes"),
+        (("in.csv", "-", *ECHO), "OUTPUT: - has none of the suffixes"),
+        (("in.csv", "out.parquet.gz", *ECHO), "Parquet is packed inside"),
+        (("in.csv", "-", *ECHO, "--output-format", "parquet"), "a pipe cannot hold it"),
+        (("-", "-", *ECHO, *CSVS, "--resume"), "--resume: neither standard input"),
+        (("in.csv", "out.csv", *ECHO, "--column", "id", "--result-column", "id"), "--result-column id: it is what"),
+        (("in.csv", "out.csv", *ECHO, "--window", "0"), "--window"),
+    ],
+)
+def test_a_wrong_option_is_named_with_an_exit_code_of_its_own(
+    service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    done = service.bulk(*arguments, folder=tmp_path)
+    assert done.returncode == 2
     assert said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
