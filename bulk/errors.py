@@ -3,6 +3,7 @@
 BulkError
 ├── UnsupportedFormat   this place cannot hold the format (Parquet on a pipe), or is none at all
 │   └── UnknownFormat   the suffix names no format, and nobody else did
+├── SamePlace           two of the files of a run are one
 ├── InputFailed         the input cannot be opened or read on; the rows given before are good
 ├── NoSuchColumn        the input lacks a column that was named
 ├── ColumnTaken         the input has a column of the name that was meant for the results
@@ -37,6 +38,13 @@ class UnsupportedFormat(BulkError):
 
 class UnknownFormat(UnsupportedFormat):
     """Neither the caller nor the suffix of the place names a format."""
+
+
+class SamePlace(BulkError):
+    """What is called `one` and `other` lies in the same place."""
+
+    def __init__(self, one: str, other: str, place: str) -> None:
+        super().__init__(f"{one} and {other} are one and the same file, {place}: give them names of their own")
 
 
 class InputFailed(BulkError):

@@ -70,6 +70,21 @@ class Task:
     def checkpoint_path(self) -> Path:
         return self.output.beside(".checkpoint")
 
+    @property
+    def places(self) -> list[tuple[str, Location | Path]]:
+        """All that is read and written, and what people know it by; but for the two ends of a pipe."""
+        places: list[tuple[str, Location | Path]] = [] if self.input.is_standard else [("INPUT", self.input)]
+        written = (
+            ("OUTPUT", self.output, (".partial", ".parts", ".checkpoint", ".checkpoint.new")),
+            ("--errors", self.errors, (".partial",)),
+        )
+        for name, place, growing in written:
+            if place is not None:
+                places.append((name, place))
+                if not place.is_standard:
+                    places += [(f"{name}{suffix}", place.beside(suffix)) for suffix in growing]
+        return places
+
     def checkpoint(self) -> Checkpoint:
         """That of a run which begins now. Raises `InputFailed` or `UnsupportedFormat`."""
         options: dict[str, JsonValue] = {"model": self.model, "column": self.column, "result column": self.result}

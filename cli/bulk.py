@@ -152,8 +152,9 @@ def _format(name: str | None, option: str) -> Format | None:
 
 def _check(task: Task) -> None:
     """See what is wrong whatever is in the files. Raises `WrongOption`."""
-    from bulk.errors import UnknownFormat, UnsupportedFormat
+    from bulk.errors import SamePlace, UnknownFormat, UnsupportedFormat
     from bulk.formats import format_of
+    from bulk.places import check_apart
 
     for what, place, asked in (("input", task.input, task.input_format), ("output", task.output, task.output_format)):
         try:
@@ -164,6 +165,10 @@ def _check(task: Task) -> None:
             raise WrongOption(f"{what.upper()}: {error}") from None
     if task.resume and not task.resumable:
         raise WrongOption("--resume: neither standard input nor standard output can be gone on with; name files")
+    try:
+        check_apart(task.places)
+    except SamePlace as error:
+        raise WrongOption(str(error)) from None
     if task.result == task.column:
         raise WrongOption(f"--result-column {task.result}: it is what the model is given; choose another name")
 

@@ -221,18 +221,22 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
         (("in.csv", "out.csv", "--model", "echo", "--id-column", "key"), "no column 'key'"),
         (("none.csv", "out.csv", "--model", "echo"), "No such file"),
         (("in.csv", "none/out.csv", "--model", "echo"), "there is no folder"),
-        (("in.csv", "in.csv", "--model", "echo"), "it is there already"),
+        (
+            ("in.csv", "there.csv", "--model", "echo"),
+            "it is there already: choose another name, or replace it with --ov",
+        ),
         (("in.csv", "out.csv", "--model", "broken"), "no worker could load broken"),
     ],
 )
 def test_what_cannot_be_done_is_told_and_leaves_nothing(
     service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    for name in ("in.csv", "there.csv"):
+        (tmp_path / name).write_text("id,name\n1,a\n")
     done = service.bulk(*arguments, folder=tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "there.csv"]
 
 
 ECHO = ("--model", "echo")
@@ -266,3 +270,39 @@ def test_a_wrong_option_is_named_with_an_exit_code_of_its_own(
     assert done.returncode == 2
     assert said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("in.csv", "./in.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "{folder}/in.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "symlink.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "hardlink.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "out.csv", "--errors", "symlink.csv"), "INPUT and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv"), "OUTPUT and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv.partial"), "OUTPUT.partial and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv.checkpoint"), "OUTPUT.checkpoint and --errors"),
+        (("in.csv", "e.partial", "--errors", "e", "--output-format", "csv"), "OUTPUT and --errors.partial"),
+        (("in.csv", "out.parquet", "--errors", "out.parquet.parts/e"), "OUTPUT.parts and --errors"),
+        (("out.csv.errors.jsonl", "out.csv"), "INPUT and --errors"),
+        (("in.csv", "-", "--output-format", "csv", "--errors", "-"), "OUTPUT and --errors"),
+        (("s3://rows/in.csv", "s3a://rows/in.csv"), "INPUT and OUTPUT"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)])
+def test_no_two_files_of_a_run_are_one(
+    service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str, more: tuple[str, ...]
+) -> None:
+    if more == ("--resume",) and "-" in arguments:
+        more = ()
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    (tmp_path / "symlink.csv").symlink_to("in.csv")
+    (tmp_path / "hardlink.csv").hardlink_to(tmp_path / "in.csv")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    named = [argument.format(folder=tmp_path) for argument in arguments]
+    done = service.bulk(*named, *ECHO, *more, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{said} are one and the same file" in done.stderr
+    assert (tmp_path / "in.csv").read_text() == "id,name\n1,a\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
