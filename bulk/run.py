@@ -253,24 +253,31 @@ class _Files:
         return row.columns if self._task.column is None else row.columns.get(self._task.column)
 
 
-async def run(
-    task: Task, broker: AsyncBroker, tell: Callable[[Progress], None], steering: Steering | None = None
-) -> Progress:
-    """Do all of it; `tell` is called whenever rows are done. It pauses and goes on as `steering` says.
+class Prepared:
+    """A run whose files are open, of which no row has been taken; or all of whose rows an earlier process has done."""
 
-    Raises:
-        BulkError: it could not be done; unless said otherwise it can be resumed.
-        asyncio.CancelledError: it was told to stop; what is done is in the checkpoint. One that comes when only the
-            names of the outputs are outstanding is too late.
-    """
-    steering = steering or Steering()
-    checkpoint = await asyncio.to_thread(_begun, task)
-    if checkpoint is not None and checkpoint.complete:
-        await asyncio.to_thread(_finish, task, checkpoint)
-        return Progress.of(checkpoint)
-    owner = f"bulk-{uuid.uuid4().hex[:12]}"
-    engine = Engine(broker, task.model, owner=owner, window=task.window, steering=steering)
-    async with _opened(task, checkpoint) as files:
+    def __init__(self, task: Task, checkpoint: Checkpoint | None, files: _Files | None) -> None:
+        self._task = task
+        self._checkpoint = checkpoint
+        self._files = files
+
+    async def run(
+        self, broker: AsyncBroker, tell: Callable[[Progress], None], steering: Steering | None = None
+    ) -> Progress:
+        """Do all of it; `tell` is called whenever rows are done. It pauses and goes on as `steering` says.
+
+        Raises:
+            BulkError: it could not be done; unless said otherwise it can be resumed.
+            asyncio.CancelledError: it was told to stop; what is done is in the checkpoint. One that comes when only
+                the names of the outputs are outstanding is too late.
+        """
+        files, steering = self._files, steering or Steering()
+        if files is None:
+            assert self._checkpoint is not None
+            await asyncio.to_thread(_finish, self._task, self._checkpoint)
+            return Progress.of(self._checkpoint)
+        owner = f"bulk-{uuid.uuid4().hex[:12]}"
+        engine = Engine(broker, self._task.model, owner=owner, window=self._task.window, steering=steering)
 
         def told() -> None:
             files.progress = replace(files.progress, paused_s=steering.paused_s)
@@ -278,7 +285,25 @@ async def run(
 
         await drive(engine, files, told, steering)
         await to_its_end(files.commit)
-    return files.progress
+        return files.progress
+
+
+@asynccontextmanager
+async def prepared(task: Task) -> AsyncIterator[Prepared]:
+    """See all that can be wrong before a row is run, and open the files for as long as the body takes.
+
+    Raises:
+        BulkError: it cannot be done.
+    """
+    checkpoint = await asyncio.to_thread(_begun, task)
+    if checkpoint is not None and checkpoint.complete:
+        yield Prepared(task, checkpoint, None)
+        return
+    files = await asyncio.to_thread(_open, task, checkpoint)
+    try:
+        yield Prepared(task, checkpoint, files)
+    finally:
+        await asyncio.to_thread(files.close)
 
 
 def _begun(task: Task) -> Checkpoint | None:
@@ -314,15 +339,6 @@ def _finish(task: Task, checkpoint: Checkpoint) -> None:
         finish_output(task.errors, Format.JSONL, position=checkpoint.errors_position)
     finish_output(task.output, task.output_format, position=checkpoint.output_position, results=(task.result,))
     task.checkpoint_path.unlink()
-
-
-@asynccontextmanager
-async def _opened(task: Task, checkpoint: Checkpoint | None) -> AsyncIterator[_Files]:
-    files = await asyncio.to_thread(_open, task, checkpoint)
-    try:
-        yield files
-    finally:
-        await asyncio.to_thread(files.close)
 
 
 def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:

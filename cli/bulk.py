@@ -118,7 +118,10 @@ def run(
 
 def _ended(task: Task, how: str, code: int) -> typer.Exit:
     """Say how a run ended before all was done."""
-    then = "--resume goes on" if task.resumable else "what was read from a pipe is gone"
+    if not task.resumable:
+        then = "what was read from a pipe is gone"
+    else:
+        then = "--resume goes on" if task.checkpoint_path.exists() else "nothing was begun"
     typer.echo(f"sheaf: {how}; {then}", err=True)
     return typer.Exit(code)
 
@@ -186,19 +189,21 @@ async def _run(settings: Settings, task: Task, display: Bar | Lines) -> tuple[st
     """The run's id, and how far it has come: to the end."""
     from bulk.client import open_broker
     from bulk.registration import described, registered
-    from bulk.run import run
+    from bulk.run import prepared
 
     entry = described(task)
+    changed = partial(_tell_state, display, entry.id)
     async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
-        async with registered(broker.bulk_runs, entry, partial(_tell_state, display, entry.id)) as registration:
+        # What fails at once is nobody's run.
+        async with prepared(task) as run, registered(broker.bulk_runs, entry, changed) as registration:
             display.say(f"run {entry.id}; `sheaf bulk pause {entry.id}` pauses it")
 
             def tell(progress: Progress) -> None:
                 registration.tell(progress)
                 display.tell(progress)
 
-            done = await run(task, broker, tell, registration.steering)
+            done = await run.run(broker, tell, registration.steering)
             registration.tell(done)
     return entry.id, done
 
