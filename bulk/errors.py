@@ -12,10 +12,11 @@ BulkError
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
 ├── RowFailed           the model has no answer to a row, and the caller wants none without it
 ├── RunCancelled        people wanted the run to end; what is done is in the checkpoint
-├── NotResumable        this run cannot go on where an earlier one stopped
-│   ├── BadCheckpoint   the checkpoint cannot be read
-│   ├── InputChanged    the input is another one than the checkpoint's
-│   └── OptionsChanged  the run was asked for with other options than the checkpoint's
+└── NotResumable        this run cannot go on where an earlier one stopped
+    ├── BadCheckpoint   the checkpoint cannot be read
+    ├── InputChanged    the input is another one than the checkpoint's
+    ├── OptionsChanged  the run was asked for with other options than the checkpoint's
+    └── NothingToResume the output is there, and no checkpoint of what made it
 
 One row that cannot be read is no error here: it is a `BadRow` among the rows. `RowFailed` is for `bulk.map` alone.
 """
@@ -125,6 +126,16 @@ class OptionsChanged(NotResumable):
             f"{name} was {before!r} when the run began and is {now!r} now; --overwrite begins anew, or ask as before"
         )
         self.name = name
+
+
+class NothingToResume(NotResumable):
+    """The output at `place` is whole. Who made it, of which input and with which options, is told nowhere."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place} is there, whole, and nothing beside it tells of an unfinished run: if it was this run's, nothing "
+            "is left to do; that cannot be known. --overwrite begins anew"
+        )
 
 
 class RunCancelled(BulkError):

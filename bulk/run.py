@@ -26,11 +26,11 @@ from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
 from bulk.driving import drive, to_its_end
 from bulk.engine import WINDOW, Engine
-from bulk.errors import ColumnTaken, NoSuchColumn, NotResumable, OutputExists
+from bulk.errors import ColumnTaken, NoSuchColumn, NothingToResume, NotResumable, OutputExists
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
-from bulk.locations import Location
+from bulk.locations import Location, exists
 from bulk.output import Writer
 from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
@@ -316,6 +316,8 @@ def _begun(task: Task) -> Checkpoint | None:
     new = task.checkpoint()
     found = Checkpoint.load(task.checkpoint_path)
     if found is None or task.overwrite:
+        if task.resume and not task.overwrite and exists(task.output):
+            raise NothingToResume(task.output.url)
         _check_free(task)
         return new
     if not task.resume:

@@ -201,6 +201,17 @@ def test_an_input_that_has_changed_is_not_gone_on_with(service: Bulk, tmp_path: 
     assert len(read(tmp_path / "out.jsonl")) == 10
 
 
+def test_a_finished_run_is_not_gone_on_with_and_its_output_is_said_to_be_whole(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"n": 1}])
+    arguments = ("in.jsonl", "out.jsonl", "--model", "echo")
+    assert service.bulk(*arguments, "--resume", folder=tmp_path).returncode == 0
+    again = service.bulk(*arguments, "--resume", folder=tmp_path)
+    # Whether the output is of this input cannot be known, so this is no success.
+    assert again.returncode == 1
+    assert "if it was this run's, nothing is left to do" in again.stderr
+    assert service.bulk(*arguments, "--resume", "--overwrite", folder=tmp_path).returncode == 0
+
+
 def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
     rows = b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(300))
     command = [SHEAF, "--config", str(service.config), "bulk", "-", "-", "--model", "echo", "--column", "n"]
