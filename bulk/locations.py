@@ -9,10 +9,11 @@ import hashlib
 import io
 import os
 import re
+import secrets
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -221,6 +222,25 @@ def exists(location: Location) -> bool:
         return bool(fs.exists(path))
 
 
+def check_writable(location: Location) -> None:
+    """Write an empty object beside a remote place and remove it again, as no store tells whether it would take one.
+
+    Raises:
+        OutputFailed: the store does not take it.
+    """
+    folder, _, name = location.url.rpartition("/")
+    probe = replace(location, url=f"{folder}/.{secrets.token_hex(6)}.probe", name=name)
+    try:
+        with upload(probe, 0):
+            pass
+    except OutputFailed as error:
+        raise OutputFailed(location.url, error.reason) from error
+    # Where things may be written and not removed, it stays.
+    with suppress(Exception):
+        fs, path = url_to_fs(probe.url)
+        fs.rm_file(path)
+
+
 @contextmanager
 def upload(location: Location, size: int) -> Iterator[BinaryIO]:
     """A stream whose bytes, about `size` of them, become the remote file all at once, or after an exception nothing.
@@ -236,6 +256,9 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
             yield cast("BinaryIO", stream)
     except OutputFailed:
         raise
+    except FileNotFoundError as error:
+        folder = location.url.rpartition("/")[0]
+        raise OutputFailed(location.url, f"there is no bucket or folder {without_credentials(folder)}") from error
     except Exception as error:  # what clients of remote stores raise has no common base
         raise OutputFailed(location.url, cause(error, location)) from error
 

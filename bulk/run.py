@@ -30,7 +30,7 @@ from bulk.errors import ColumnTaken, NoSuchColumn, NothingToResume, NotResumable
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
-from bulk.locations import Location, exists
+from bulk.locations import Location, check_writable, exists
 from bulk.output import Writer
 from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
@@ -344,6 +344,10 @@ def _finish(task: Task, checkpoint: Checkpoint) -> None:
 
 
 def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
+    # One is enough where both go into one folder, as they do unless told otherwise.
+    remote = [place for place in (task.output, task.errors) if place is not None and "://" in place.url]
+    for place in {place.url.rpartition("/")[0]: place for place in remote}.values():
+        check_writable(place)
     rows = read_rows(task.input, task.input_format, start=0 if checkpoint is None else checkpoint.rows_done)
     try:
         names = rows.head.names

@@ -335,7 +335,7 @@ class _Broken(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_fails_before_a_row_is_run_is_no_run(service: Bulk, tmp_path: Path) -> None:
+def test_what_fails_before_a_row_is_run_is_no_run(service: Bulk, tmp_path: Path, s3: str) -> None:
     write(tmp_path, [{"s": 0.0}])
     (tmp_path / "in.csv").write_text("s,output\n0,x\n")
     (tmp_path / "there.jsonl").touch()
@@ -347,10 +347,14 @@ def test_what_fails_before_a_row_is_run_is_no_run(service: Bulk, tmp_path: Path)
         ("in.csv", "out.jsonl"),
         ("in.jsonl", "in.jsonl"),
         ("in.jsonl", "out.jsonl", "--errors", "none/errors.jsonl"),
+        ("in.jsonl", f"{s3.replace('rows', 'no-such-bucket')}/out.jsonl"),
+        ("in.jsonl", "out.jsonl", "--errors", f"{s3.replace('rows', 'no-such-bucket')}/e.jsonl"),
     ):
         refused = service.bulk(*arguments, *ARGUMENTS[2:], folder=tmp_path)
         assert refused.returncode in (1, 2)
         assert "bulk_" not in refused.stderr
+        assert "no-such-bucket" in refused.stderr or "no-such-bucket" not in " ".join(arguments)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.jsonl", "there.jsonl"]
     assert listed(service, tmp_path) == before
 
 
