@@ -108,7 +108,7 @@ class Progress:
     resumed_from: int
     succeeded: int = 0
     failed: int = 0
-    #: How much of the input is done, 0 to 1, about; None where its size is unknown.
+    #: How much of the input is done and written, 0 to 1; None where its size is unknown.
     ratio: float | None = None
     #: For how long it was paused.
     paused_s: float = 0.0
@@ -157,21 +157,22 @@ class _Files:
         self._errors: Writer | None = None
         if at is not None and at.errors_position:
             self._errors = self._open_errors(at.errors_position)
-        #: Rows that were read and whose outcomes are not written, in order.
-        self._pending: deque[Row | BadRow] = deque()
+        #: Rows that were read and whose outcomes are not written, in order, each with how much of the input ends there.
+        self._pending: deque[tuple[Row | BadRow, float | None]] = deque()
         self._rows_done = 0 if at is None else at.rows_done
         self.progress = Progress.of(checkpoint)
 
     def take(self, most: int) -> list[Item]:
-        read = list(islice(self.rows, most))
+        read = [(row, self.rows.ratio()) for row in islice(self.rows, most)]
         self._pending.extend(read)
-        return [self._item(row) for row in read]
+        return [self._item(row) for row, _ in read]
 
     def write(self, outcomes: Sequence[Outcome]) -> None:
         good: list[OutRow] = []
         bad: list[OutRow] = []
+        ratio = self.progress.ratio
         for outcome in outcomes:
-            row = self._pending.popleft()
+            row, ratio = self._pending.popleft()
             assert row.number == outcome.number
             if outcome.failure is not None:
                 bad.append(OutRow(Row(row.number, row.line, self._error(row, outcome.failure)), {}))
@@ -185,7 +186,7 @@ class _Files:
             self._errors.write(bad)
         if outcomes:
             self._rows_done = outcomes[-1].number + 1
-            self.progress = self.progress.counted(outcomes, self._ratio())
+            self.progress = self.progress.counted(outcomes, ratio)
 
     def save(self, *, complete: bool = False) -> None:
         """Have all that was written on disk, and the checkpoint say so."""
@@ -214,10 +215,6 @@ class _Files:
         self._output.close()
         if self._errors is not None:
             self._errors.close()
-
-    def _ratio(self) -> float | None:
-        read = self.rows.read_ratio()
-        return None if read is None else read * self._rows_done / (self._rows_done + len(self._pending))
 
     def _open_errors(self, resume_at: int | None) -> Writer:
         assert self._task.errors is not None

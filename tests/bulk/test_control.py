@@ -25,6 +25,8 @@ from bulk.client import open_broker
 from bulk.locations import Location, exists
 from bulk.run import Progress, Task, prepared
 from configs import load_settings
+from tests.bulk.files import out
+from tests.bulk.files import write as put
 from tests.bulk.running import Bulk, running
 from tests.conftest import wait_until
 from tests.workers.conftest import held
@@ -370,6 +372,21 @@ def test_a_run_that_fails_says_why_without_credentials(service: Bulk, tmp_path: 
     assert "cannot read http://127.0.0.1" in view["error"]
     assert view["input"].endswith("/in.jsonl?…")
     assert "secret" not in json.dumps(view)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv.gz", "in.jsonl.zst", "in.parquet"])
+async def test_progress_is_how_much_was_written(service: Bulk, tmp_path: Path, name: str) -> None:
+    put(tmp_path / name, out([{"s": 0, "id": number} for number in range(ROWS)]))
+    found: list[Progress] = []
+    source, place = Location.parse(tmp_path / name), Location.parse(tmp_path / "out.jsonl")
+    # Text of CSV is no number, which the rows then fail of: that is written too.
+    errors = Location.parse(tmp_path / "errors.jsonl")
+    task = Task(model="slow", input=source, output=place, errors=errors, column="s", result="output", window=500)
+    async with open_broker(load_settings(service.config).settings) as broker, prepared(task) as ready:
+        await ready.run(broker, found.append)
+    assert [told for told in found if 0 < told.rows < ROWS]
+    for told in found:
+        assert told.ratio == pytest.approx(told.rows / ROWS, abs=0.05) if told.rows else told.ratio is None
 
 
 async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(

@@ -151,9 +151,9 @@ def test_how_far_a_file_has_been_read_is_known(tmp_path: Path, suffix: str) -> N
     path = tmp_path / f"in.jsonl{suffix}"
     write(path, out([{"a": 1}]))
     with read_rows(at(path)) as rows:
-        assert rows.read_ratio() == 0
+        assert rows.ratio() == 0
         list(rows)
-        assert rows.read_ratio() == 1
+        assert rows.ratio() == 1
 
 
 def test_what_json_lacks_is_written_as_text_or_number() -> None:

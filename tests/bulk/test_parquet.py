@@ -121,9 +121,9 @@ def test_reading_on_begins_at_any_row(path: Path, start: int) -> None:
 def test_how_far_a_file_has_been_read_is_known(path: Path) -> None:
     pq.write_table(pa.table({"n": list(range(100))}), path)
     with read_rows(at(path), start=50) as rows:
-        assert rows.read_ratio() == 0.5
+        assert rows.ratio() == 0.5
         list(rows)
-        assert rows.read_ratio() == 1
+        assert rows.ratio() == 1
 
 
 def test_a_value_that_cannot_be_read_spoils_its_row_alone(path: Path) -> None:
