@@ -137,6 +137,8 @@ def test_a_remote_fingerprint_changes_with_the_content_alone(store: str) -> None
     put(url, b'{"a": 1}\n')
     before = Fingerprint.of(at(url))
     assert before.difference(Fingerprint.of(at(url))) is None
+    put(url, b'{"a": 1}\n')
+    assert store != "s3://rows" or before.difference(Fingerprint.of(at(url))) is None
     put(url, b'{"a": 2}\n')
     assert before.difference(Fingerprint.of(at(url)))
     put(url, b'{"a": 22}\n')
