@@ -51,6 +51,8 @@ class Location:
     #: Set for a file of this machine, links followed.
     path: Path | None
     name: str
+    #: How the file is packed where that was said; else the name tells.
+    packed: Compression | None = None
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Location:
@@ -80,7 +82,9 @@ class Location:
 
     @property
     def compression(self) -> Compression:
-        """How the name says the file is packed."""
+        """How the file is packed, as its name says unless somebody did."""
+        if self.packed is not None:
+            return self.packed
         return next(
             (kind for kind in (Compression.GZIP, Compression.ZSTD) if self._lowered.endswith(kind)), Compression.NONE
         )

@@ -91,9 +91,9 @@ class Task:
         return Checkpoint(
             input=self.input.url,
             fingerprint=Fingerprint.of(self.input),
-            input_format=format_of(self.input, self.input_format),
+            input_format=format_of(self.input, self.input_format) + (self.input.packed or ""),
             output=self.output.url,
-            output_format=format_of(self.output, self.output_format),
+            output_format=format_of(self.output, self.output_format) + (self.output.packed or ""),
             errors=None if self.errors is None else self.errors.url,
             options=options | {"id column": self.id_column},
         )

@@ -160,12 +160,14 @@ def _opened(destination: Destination, resume_at: int | None) -> FileIO:
 class StandardWriter(Writer):
     """Text on standard output, written at once: it is never cut back, so no run can go on with it."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, compression: Compression = Compression.NONE) -> None:
         self._text = text
+        self._compression = compression
+        self._begun = False
 
     def write(self, rows: Sequence[OutRow]) -> None:
-        with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.of(rows) if rows else b"")
+        if rows:
+            self._put(self._text.of(rows))
 
     def flush(self) -> int:
         with failing_as_output("standard output"):
@@ -173,9 +175,15 @@ class StandardWriter(Writer):
         return 0
 
     def commit(self) -> None:
-        with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.header())
+        header = self._text.header()
+        if header or not self._begun:
+            self._put(header)
         self.flush()
 
     def close(self) -> None:
         """Standard output stays open: it is not ours."""
+
+    def _put(self, text: bytes) -> None:
+        self._begun = True
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(member(self._compression, text))

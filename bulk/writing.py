@@ -45,7 +45,7 @@ def open_writer(
     if location.is_standard:
         if resume_at is not None:
             raise NotResumable("standard output cannot be cut back: write to a file to be able to resume")
-        return StandardWriter(_text(location, file_format, head.names, results))
+        return StandardWriter(_text(location, file_format, head.names, results), location.compression)
     destination = Destination(location, overwrite, folder)
     destination.check()
     if file_format is Format.PARQUET:

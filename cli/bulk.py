@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -63,7 +64,10 @@ def run(
         str | None, typer.Option("--errors", help="For rows that fail; OUTPUT.errors.jsonl without it.")
     ] = None,
     input_format: Annotated[
-        str | None, typer.Option("--input-format", help="jsonl, csv, tsv or parquet, where no suffix tells.")
+        str | None,
+        typer.Option(
+            "--input-format", help="jsonl, csv, tsv or parquet, where no suffix tells; jsonl.gz, csv.zst … if packed."
+        ),
     ] = None,
     output_format: Annotated[str | None, typer.Option("--output-format", help="As --input-format.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run of these files stopped.")] = False,
@@ -86,18 +90,19 @@ def run(
     from bulk.errors import BulkError, RunCancelled
     from bulk.run import Task
 
-    place = _place(output, "OUTPUT")
+    read_from, read_as = _as_asked(_place(source, "INPUT"), input_format, "--input-format")
+    written_to, written_as = _as_asked(_place(output, "OUTPUT"), output_format, "--output-format")
     task = Task(
         model=model,
-        input=_place(source, "INPUT"),
-        output=place,
-        errors=_errors(place, output, errors),
+        input=read_from,
+        output=written_to,
+        errors=_errors(written_to, output, errors),
         column=column or ("text" if texts else None),
         result=result_column or ("embedding" if texts else "output"),
         id_column=id_column,
         texts=texts,
-        input_format=_format(input_format, "--input-format"),
-        output_format=_format(output_format, "--output-format"),
+        input_format=read_as,
+        output_format=written_as,
         window=window,
         resume=resume,
         overwrite=overwrite,
@@ -142,15 +147,18 @@ def _errors(place: Location, output: str, errors: str | None) -> Location | None
     return None if place.is_standard else _place(f"{output}.errors.jsonl", "OUTPUT")
 
 
-def _format(name: str | None, option: str) -> Format | None:
-    from bulk.formats import Format
+def _as_asked(place: Location, name: str | None, option: str) -> tuple[Location, Format | None]:
+    """The place, and its format if `name` is one; it may say how the file is packed, too."""
+    from bulk.errors import UnsupportedFormat
+    from bulk.formats import named
 
     if name is None:
-        return None
+        return place, None
     try:
-        return Format(name)
-    except ValueError:
-        raise WrongOption(f"{option} {name}: it is one of {', '.join(Format)}") from None
+        asked, packed = named(name)
+    except UnsupportedFormat as error:
+        raise WrongOption(f"{option} {name}: {error}") from None
+    return replace(place, packed=packed or None), asked
 
 
 def _check(task: Task) -> None:

@@ -28,6 +28,21 @@ SUFFIXES = {
 }
 
 
+def named(text: str) -> tuple[Format, Compression]:
+    """The format of which `text` is the name, with the suffix of a compression behind it: `csv`, `jsonl.gz`.
+
+    Raises:
+        UnsupportedFormat: there is none of that name.
+    """
+    packed = next((kind for kind in Compression if kind and text.endswith(kind)), Compression.NONE)
+    try:
+        return Format(text.removesuffix(packed)), packed
+    except ValueError:
+        raise UnsupportedFormat(
+            f"it is one of {', '.join(Format)}, of a packed text with .gz or .zst behind it"
+        ) from None
+
+
 def format_of(location: Location, asked: Format | None = None) -> Format:
     """The format that was asked for, or else the one that the suffix names.
 
@@ -45,4 +60,4 @@ def format_of(location: Location, asked: Format | None = None) -> Format:
     return found
 
 
-__all__ = ["SUFFIXES", "Format", "format_of"]
+__all__ = ["SUFFIXES", "Format", "format_of", "named"]

@@ -225,6 +225,35 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
     assert [row["text"] for row in read(tmp_path / "plain.jsonl")] == ["two\nlines", "ü"]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_packed_text_goes_through_pipes_where_it_is_said_to_be_packed(
+    service: Bulk, tmp_path: Path, suffix: str
+) -> None:
+    put(tmp_path / f"in.jsonl{suffix}", out([{"n": number} for number in range(300)]))
+    command = [SHEAF, "--config", str(service.config), "bulk", "-", "-", "--model", "echo", "--column", "n"]
+
+    def piped(read_as: str) -> subprocess.CompletedProcess[bytes]:
+        formats = ["--input-format", read_as, "--output-format", f"csv{suffix}"]
+        with (tmp_path / f"in.jsonl{suffix}").open("rb") as source:
+            return subprocess.run(
+                [*command, *formats], stdin=source, capture_output=True, cwd=tmp_path, timeout=60, check=False
+            )
+
+    done = piped(f"jsonl{suffix}")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / f"out.csv{suffix}").write_bytes(done.stdout)
+    assert columns_of(tmp_path / f"out.csv{suffix}") == [{"n": f"{n}", "output": f"{n}"} for n in range(300)]
+    # A file without a suffix is read so, too.
+    (tmp_path / f"in.jsonl{suffix}").rename(tmp_path / "in")
+    named = ("in", "plain", "--model", "echo", "--input-format", f"jsonl{suffix}", "--output-format", "jsonl")
+    assert service.bulk(*named, folder=tmp_path).returncode == 0
+    assert len(read(tmp_path / "plain")) == 300
+    (tmp_path / "in").rename(tmp_path / f"in.jsonl{suffix}")
+    unsaid = piped("jsonl")
+    assert unsaid.returncode == 1
+    assert f"or --input-format, should end in {suffix}" in unsaid.stderr.decode()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

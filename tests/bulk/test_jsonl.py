@@ -116,8 +116,8 @@ def test_reading_on_skips_rows_good_and_bad(path: Path, start: int) -> None:
     ("content", "reason"),
     [
         (b"\xff\xfe{\0}\0", "it is UTF-16"),
-        (gzip.compress(b"{}", mtime=0), r"packed with gzip: its name should end in \.gz"),
-        (b"\x28\xb5\x2f\xfd....", r"packed with zstd: its name should end in \.zst"),
+        (gzip.compress(b"{}", mtime=0), r"packed with gzip: its name, or --input-format, should end in \.gz"),
+        (b"\x28\xb5\x2f\xfd....", r"packed with zstd: its name, or --input-format, should end in \.zst"),
         (b"PAR1....", "it is a Parquet file"),
     ],
 )
