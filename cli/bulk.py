@@ -200,11 +200,11 @@ async def _run(settings: Settings, task: Task, display: Bar | Lines) -> tuple[st
     from bulk.run import prepared
 
     entry = described(task)
-    changed = partial(_tell_state, display, entry.id)
+    callbacks = partial(_tell_state, display, entry.id), partial(_tell_reached, display)
     async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
         # What fails at once is nobody's run.
-        async with prepared(task) as run, registered(broker.bulk_runs, entry, changed) as registration:
+        async with prepared(task) as run, registered(broker.bulk_runs, entry, *callbacks) as registration:
             display.say(f"run {entry.id}; `sheaf bulk pause {entry.id}` pauses it")
 
             def tell(progress: Progress) -> None:
@@ -225,6 +225,10 @@ def _tell_state(display: Bar | Lines, run_id: str, state: RunState) -> None:
             display.say("goes on")
         case RunState.CANCELLING:
             display.say("cancelling")
+
+
+def _tell_reached(display: Bar | Lines, now: bool) -> None:
+    display.say("the broker is back; rows go on" if now else "the broker is away; rows wait, and go on when it is back")
 
 
 async def _look_for_workers(broker: AsyncBroker, model: str) -> None:
