@@ -31,7 +31,15 @@ _PART_BYTES = 16 << 20
 class ParquetWriter(FileWriter):
     """Rows in numbered parts; a position is their count. A flush ends a part, so flushes should be seconds apart."""
 
-    def __init__(self, destination: Destination, head: Head, results: Sequence[str], resume_at: int | None) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        head: Head,
+        results: Sequence[str],
+        resume_at: int | None,
+        *,
+        vectors: bool = False,
+    ) -> None:
         """Make the folder of parts, or drop what came after `resume_at` in an earlier run's; hold it against others.
 
         Raises:
@@ -49,6 +57,7 @@ class ParquetWriter(FileWriter):
         try:
             schema = _schema_of(self._part(self._parts - 1)) if self._parts else None
             self._tables = Tables(self._place, head, results, schema)
+            self._vectors = tuple(results) if vectors else ()
         except BaseException:
             self.close()
             raise
@@ -75,7 +84,7 @@ class ParquetWriter(FileWriter):
         size = sum(part.stat().st_size for part in parts)
         with self._destination.receive(size) as stream:
             try:
-                _join(parts, self._tables.schema, stream)
+                _join(parts, self._tables.typed(self._vectors), stream)
             except pa.ArrowException as error:
                 raise SchemaMismatch(self._place, f"the rows do not fit one schema: {error}") from error
         with failing_as_output(self._place):

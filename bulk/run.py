@@ -54,7 +54,7 @@ class Task:
     result: str
     #: A column whose value is told beside each error.
     id_column: str | None = None
-    #: Whether the model takes texts only.
+    #: Whether the model takes texts only, and answers with vectors.
     texts: bool = False
     input_format: Format | None = None
     output_format: Format | None = None
@@ -151,6 +151,7 @@ class _Files:
             task.output_format,
             head=rows.head,
             results=(task.result,),
+            vectors=task.texts,
             resume_at=None if at is None else at.output_position,
             overwrite=task.overwrite or (task.resume and at is None),
         )
@@ -336,7 +337,13 @@ def _finish(task: Task, checkpoint: Checkpoint) -> None:
     """All was written, and the process ended before the files had their names."""
     if task.errors is not None and checkpoint.errors_position:
         finish_output(task.errors, Format.JSONL, position=checkpoint.errors_position)
-    finish_output(task.output, task.output_format, position=checkpoint.output_position, results=(task.result,))
+    finish_output(
+        task.output,
+        task.output_format,
+        position=checkpoint.output_position,
+        results=(task.result,),
+        vectors=task.texts,
+    )
     task.checkpoint_path.unlink()
 
 

@@ -46,6 +46,14 @@ class Tables:
             self._grow(name, column, rows)
         return fitted(pa.table(columns) if columns else _empty(len(rows)), self.schema)
 
+    def typed(self, vectors: Sequence[str]) -> pa.Schema:
+        """The schema, with these columns as lists of floats if no row has told their type."""
+        schema = self.schema
+        for name in vectors:
+            if pa.types.is_null(schema.field(name).type):
+                schema = schema.set(schema.get_field_index(name), pa.field(name, pa.list_(pa.float32())))
+        return schema
+
     def _column(self, name: str, rows: Sequence[OutRow], values: list[Any], *, result: bool = False) -> Any:
         try:
             # Not with the type known so far: under that Arrow cuts 2.5 to 2, and fields from objects.

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 
@@ -181,8 +183,14 @@ def test_a_worker_and_a_broker_that_are_killed_lose_no_row(service: Bulk, tmp_pa
     service.replace_worker()
     wait_until(lambda: int(str(checkpoint(tmp_path)["rows_done"])) > 500, description="rows are done", timeout_s=40)
     service.broker.kill()
+    log = tmp_path / "bulk.log"
+    wait_until(lambda: "sheaf: the broker is away" in log.read_text(), description="the run has seen that it is away")
     service.broker.start()
-    assert process.wait(60) == 0, (tmp_path / "bulk.log").read_text()
+    assert process.wait(60) == 0, log.read_text()
+    said = log.read_text()
+    assert said.count("sheaf: the broker is away; rows wait, and go on when it is back\n") == 1
+    assert said.count("sheaf: the broker is back; rows go on\n") == 1
+    assert all(line.startswith("sheaf: ") for line in said.splitlines()), said
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(3000))
 
 
@@ -210,6 +218,18 @@ def test_a_finished_run_is_not_gone_on_with_and_its_output_is_said_to_be_whole(s
     assert again.returncode == 1
     assert "if it was this run's, nothing is left to do" in again.stderr
     assert service.bulk(*arguments, "--resume", "--overwrite", folder=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "content"), [("in.csv", "text\n"), ("in.jsonl", ""), ("in.jsonl", "{}\n")])
+def test_vectors_have_their_type_in_parquet_where_there_are_none(
+    service: Bulk, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    done = service.bulk(name, "out.parquet", "--model", "minilm", folder=tmp_path)
+    assert done.returncode == (3 if content == "{}\n" else 0), done.stderr
+    schema = pq.read_schema(tmp_path / "out.parquet")
+    assert schema.names == (["text", "embedding"] if name == "in.csv" else ["embedding"])
+    assert schema.field("embedding").type == pa.list_(pa.float32())
 
 
 def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
