@@ -20,7 +20,7 @@ class Compression(StrEnum):
 #: What unpacking raises on damaged bytes. A file that ends too early is an EOFError or an OSError.
 DAMAGED = (OSError, EOFError, zlib.error)
 
-_MAGIC = {b"\x1f\x8b": "gzip: its name should end in .gz", b"\x28\xb5\x2f\xfd": "zstd: its name should end in .zst"}
+_MAGIC = {b"\x1f\x8b": Compression.GZIP, b"\x28\xb5\x2f\xfd": Compression.ZSTD}
 
 
 def member(compression: Compression, data: bytes) -> bytes:
@@ -51,6 +51,6 @@ def unpacked(compression: Compression, stream: BinaryIO) -> BinaryIO:
             )
 
 
-def packed_after_all(beginning: bytes) -> str | None:
-    """What a file is packed with whose name does not say so, as advice; None for plain text."""
-    return next((advice for magic, advice in _MAGIC.items() if beginning.startswith(magic)), None)
+def packed_after_all(beginning: bytes) -> Compression:
+    """How a file is packed of which nobody said so."""
+    return next((kind for magic, kind in _MAGIC.items() if beginning.startswith(magic)), Compression.NONE)

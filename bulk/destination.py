@@ -50,7 +50,7 @@ class Destination:
         if path is not None and path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise OutputFailed(place, "it is there and no regular file; `-` is standard output")
         if not self.overwrite and exists(self.location):
-            raise OutputExists(place, "it is there already: choose another name, or ask to overwrite it")
+            raise OutputExists(place, "it is there already: choose another name, or replace it with --overwrite")
 
     def deliver(self) -> None:
         """Give the partial file, which is whole and on disk, the output's name.

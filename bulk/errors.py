@@ -1,19 +1,23 @@
 """What can go wrong between a file of rows and the file of their results.
 
 BulkError
-├── UnsupportedFormat   no format fits: an unknown suffix, or one that this place cannot hold (Parquet on a pipe)
+├── UnsupportedFormat   this place cannot hold the format (Parquet on a pipe), or is none at all
+│   └── UnknownFormat   the suffix names no format, and nobody else did
+├── SamePlace           two of the files of a run are one
 ├── InputFailed         the input cannot be opened or read on; the rows given before are good
 │   └── NoText          it is no text in UTF-8, whenever it is read
 ├── NoSuchColumn        the input lacks a column that was named
+├── ColumnTaken         the input has a column of the name that was meant for the results
 ├── OutputFailed        the output cannot be written; what the last checkpoint holds stays usable
 │   ├── OutputExists    a file of that name, or what an unfinished run left of it, is there already
 │   └── SchemaMismatch  a row does not fit the columns that the rows before it gave the output
 ├── RowFailed           the model has no answer to a row, and the caller wants none without it
 ├── RunCancelled        people wanted the run to end; what is done is in the checkpoint
-├── NotResumable        this run cannot go on where an earlier one stopped
-│   ├── BadCheckpoint   the checkpoint cannot be read
-│   ├── InputChanged    the input is another one than the checkpoint's
-│   └── OptionsChanged  the run was asked for with other options than the checkpoint's
+└── NotResumable        this run cannot go on where an earlier one stopped
+    ├── BadCheckpoint   the checkpoint cannot be read
+    ├── InputChanged    the input is another one than the checkpoint's
+    ├── OptionsChanged  the run was asked for with other options than the checkpoint's
+    └── NothingToResume the output is there, and no checkpoint of what made it
 
 One row that cannot be read is no error here: it is a `BadRow` among the rows. `RowFailed` is for `bulk.map` alone.
 """
@@ -32,6 +36,17 @@ class BulkError(Exception):
 
 class UnsupportedFormat(BulkError):
     """The format is unknown, or the place cannot hold it."""
+
+
+class UnknownFormat(UnsupportedFormat):
+    """Neither the caller nor the suffix of the place names a format."""
+
+
+class SamePlace(BulkError):
+    """What is called `one` and `other` lies in the same place."""
+
+    def __init__(self, one: str, other: str, place: str) -> None:
+        super().__init__(f"{one} and {other} are one and the same file, {place}: give them names of their own")
 
 
 class InputFailed(BulkError):
@@ -57,6 +72,13 @@ class NoSuchColumn(BulkError):
 
     def __init__(self, place: str, name: str, names: Sequence[str]) -> None:
         super().__init__(f"{place} has no column {name!r}; it has {', '.join(names) or 'none'}")
+
+
+class ColumnTaken(BulkError):
+    """The input's header, or its schema, has the column that the results should get."""
+
+    def __init__(self, place: str, name: str) -> None:
+        super().__init__(f"{place} has a column {name!r} already: give the results another name with --result-column")
 
 
 class OutputFailed(BulkError):
@@ -96,7 +118,9 @@ class InputChanged(NotResumable):
     """The input is not the one that the checkpoint counts rows of."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the input changed since the checkpoint: {reason}; start anew, or bring the old input back")
+        super().__init__(
+            f"the input changed since the checkpoint: {reason}; --overwrite begins anew, or bring the old input back"
+        )
 
 
 class OptionsChanged(NotResumable):
@@ -104,14 +128,20 @@ class OptionsChanged(NotResumable):
 
     def __init__(self, name: str, before: object, now: object) -> None:
         super().__init__(
-            f"{name} was {_told(before)} when the run began and is {_told(now)} now; start anew, or ask as before"
+            f"{name} was {_told(before)} when the run began and is {_told(now)} now; --overwrite begins anew, or ask "
+            "as before"
         )
         self.name = name
 
 
-def _told(value: object) -> str:
-    """An option's value, as a user gave it."""
-    return "none" if value is None else str(value)
+class NothingToResume(NotResumable):
+    """The output at `place` is whole. Who made it, of which input and with which options, is told nowhere."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place} is there, whole, and nothing beside it tells of an unfinished run: if it was this run's, nothing "
+            "is left to do; that cannot be known. --overwrite begins anew"
+        )
 
 
 class RunCancelled(BulkError):
@@ -126,3 +156,8 @@ class RowFailed(BulkError):
         self.number = number
         self.type = kind
         self.message = message
+
+
+def _told(value: object) -> str:
+    """An option's value, as a user gave it."""
+    return "none" if value is None else str(value)

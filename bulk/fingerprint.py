@@ -24,6 +24,8 @@ class Fingerprint:
     size: int | None
     modified: str
     digest: str
+    #: Whether the digest is of all of the content: then it alone decides.
+    whole: bool = False
 
     @classmethod
     def of(cls, location: Location) -> Fingerprint:
@@ -45,17 +47,22 @@ class Fingerprint:
                 digest.update(file.read(_END_BYTES))
         except OSError as error:
             raise InputFailed(location.url, error.strerror or str(error)) from error
-        return cls(status.st_size, str(status.st_mtime_ns), digest.hexdigest())
+        whole = status.st_size <= 2 * _END_BYTES
+        return cls(status.st_size, str(status.st_mtime_ns), digest.hexdigest(), whole)
 
     def difference(self, now: Fingerprint) -> str | None:
         """The first thing in which `now` differs, in words; None when nothing does."""
         if self.size != now.size:
             return f"it had {self.size} bytes and has {now.size} now"
-        if self.modified != now.modified:
-            return "it was written to after the run began"
         if self.digest != now.digest:
             return "its content is another"
-        return None
+        if (self.whole and now.whole) or self.modified == now.modified:
+            return None
+        again = f": touch -d @{_seconds(self.modified)}" if self.modified.isdecimal() else ""
+        return (
+            "it was written to after the run began, and it is not looked at as a whole; where its content is the same, "
+            f"restore its modification time too{again}"
+        )
 
 
 def _of_remote(told: dict[str, object]) -> Fingerprint:
@@ -63,4 +70,9 @@ def _of_remote(told: dict[str, object]) -> Fingerprint:
         return next((str(told[name]) for name in names if told.get(name)), "")
 
     size = told.get("size")
-    return Fingerprint(size if isinstance(size, int) else None, first(_TIMES), first(_DIGESTS))
+    digest = first(_DIGESTS)
+    return Fingerprint(size if isinstance(size, int) else None, first(_TIMES), digest, bool(digest))
+
+
+def _seconds(modified_ns: str) -> str:
+    return f"{int(modified_ns) // 10**9}.{int(modified_ns) % 10**9:09}"

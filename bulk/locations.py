@@ -9,10 +9,11 @@ import hashlib
 import io
 import os
 import re
+import secrets
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 #: What one read asks a disk for, bytes.
 _READ_BYTES = 1 << 20
-#: What is unpacked at a time, bytes: where a packed file is damaged, as much before that is lost.
-_UNPACK_BYTES = 64 << 10
+#: What is unpacked at a time, bytes: where a packed file is damaged, as much before that is lost. A block of zstd is no
+#: larger, so what was read of the file when it is unpacked is not far ahead.
+_UNPACK_BYTES = 128 << 10
 #: What one request asks a remote store for, bytes: enough that the round trip does not count.
 REMOTE_READ_BYTES = 8 << 20
 #: Stores take ten thousand parts an upload at most; these are the smallest parts that we send.
@@ -49,6 +51,8 @@ class Location:
     #: Set for a file of this machine, links followed.
     path: Path | None
     name: str
+    #: How the file is packed where that was said; else the name tells.
+    packed: Compression | None = None
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Location:
@@ -78,7 +82,9 @@ class Location:
 
     @property
     def compression(self) -> Compression:
-        """How the name says the file is packed."""
+        """How the file is packed, as its name says unless somebody did."""
+        if self.packed is not None:
+            return self.packed
         return next(
             (kind for kind in (Compression.GZIP, Compression.ZSTD) if self._lowered.endswith(kind)), Compression.NONE
         )
@@ -116,6 +122,19 @@ class _Guarded(io.RawIOBase):
         self._stream = stream
         self._raw = raw
         self._at_once = _READ_BYTES if stream is raw else _UNPACK_BYTES
+        #: How much was given in all, and how much of the file that took; and both as they were before the last read.
+        self._given, self._taken = 0, 0
+        self._before = (0, 0)
+
+    def tell(self) -> int:
+        """How much was given: from this the buffer in front of it tells how much of that was used."""
+        return self._given
+
+    def place_of(self, used: int) -> float:
+        """How far into the file that lies which was given up to `used`, bytes: of packed ones about."""
+        given, taken = self._before
+        share = (used - given) / (self._given - given) if self._given > given else 1.0
+        return taken + (self._taken - taken) * share
 
     def readable(self) -> bool:
         return True
@@ -129,6 +148,10 @@ class _Guarded(io.RawIOBase):
         except Exception as error:  # what clients of remote stores raise has no common base
             raise InputFailed(self._location.url, cause(error)) from error
         view[: len(data)] = data
+        if data:
+            self._before = (self._given, self._taken)
+            self._given += len(data)
+            self._taken = self._given if self._stream is self._raw else self._raw.tell()
         return len(data)
 
     def close(self) -> None:
@@ -138,17 +161,44 @@ class _Guarded(io.RawIOBase):
         super().close()
 
 
+class _InPieces(io.RawIOBase):
+    """A packed file that is read in pieces so small that what was read of it tells how far the unpacker is."""
+
+    def __init__(self, file: BinaryIO, size: int | None) -> None:
+        self._file = file
+        self._read = 0
+        self._at_most = _UNPACK_BYTES if size is None else max(512, min(_UNPACK_BYTES, size >> 8))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        data = self._file.read(min(len(view), self._at_most))
+        view[: len(data)] = data
+        self._read += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        if not self.closed and self._file is not sys.stdin.buffer:
+            self._file.close()
+        super().close()
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open text file: its text, unpacked, and how far its bytes have been read."""
+    """An open text file: its text, unpacked, and how far that has been used."""
 
     text: io.BufferedReader
-    raw: BinaryIO
+    source: _Guarded
     size: int | None
 
-    def read_ratio(self) -> float | None:
-        """How much of the file has been read, 0 to 1; None where the size is unknown."""
-        return min(1.0, self.raw.tell() / self.size) if self.size else None
+    def used_ratio(self) -> float | None:
+        """How much of the file was read from `text`, 0 to 1, what is buffered left out; None if its size is unknown."""
+        return min(1.0, self.source.place_of(self.text.tell()) / self.size) if self.size else None
 
 
 def open_text(location: Location) -> Opened:
@@ -158,11 +208,13 @@ def open_text(location: Location) -> Opened:
         InputFailed: it cannot be opened; reading raises it as well.
     """
     raw, size = (sys.stdin.buffer, None) if location.is_standard else open_random(location)
+    packed = raw if location.compression is Compression.NONE else cast("BinaryIO", _InPieces(raw, size))
     try:
-        stream = unpacked(location.compression, raw)
+        stream = unpacked(location.compression, packed)
     except DAMAGED as error:
         raise InputFailed(location.url, cause(error)) from error
-    return Opened(io.BufferedReader(_Guarded(location, stream, raw), _READ_BYTES), raw, size)
+    source = _Guarded(location, stream, packed)
+    return Opened(io.BufferedReader(source, _READ_BYTES), source, size)
 
 
 def open_random(location: Location, *, ahead: bool = True) -> tuple[BinaryIO, int | None]:
@@ -221,6 +273,25 @@ def exists(location: Location) -> bool:
         return bool(fs.exists(path))
 
 
+def check_writable(location: Location) -> None:
+    """Write an empty object beside a remote place and remove it again, as no store tells whether it would take one.
+
+    Raises:
+        OutputFailed: the store does not take it.
+    """
+    folder, _, name = location.url.rpartition("/")
+    probe = replace(location, url=f"{folder}/.{secrets.token_hex(6)}.probe", name=name)
+    try:
+        with upload(probe, 0):
+            pass
+    except OutputFailed as error:
+        raise OutputFailed(location.url, error.reason) from error
+    # Where things may be written and not removed, it stays.
+    with suppress(Exception):
+        fs, path = url_to_fs(probe.url)
+        fs.rm_file(path)
+
+
 @contextmanager
 def upload(location: Location, size: int) -> Iterator[BinaryIO]:
     """A stream whose bytes, about `size` of them, become the remote file all at once, or after an exception nothing.
@@ -236,6 +307,9 @@ def upload(location: Location, size: int) -> Iterator[BinaryIO]:
             yield cast("BinaryIO", stream)
     except OutputFailed:
         raise
+    except FileNotFoundError as error:
+        folder = location.url.rpartition("/")[0]
+        raise OutputFailed(location.url, f"there is no bucket or folder {without_credentials(folder)}") from error
     except Exception as error:  # what clients of remote stores raise has no common base
         raise OutputFailed(location.url, cause(error, location)) from error
 

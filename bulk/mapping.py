@@ -5,17 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
-from broker import JobFailure as Failure
+from broker import JobFailure
 from bulk.chunks import Item
 from bulk.client import open_broker
 from bulk.engine import WINDOW, Engine
 from bulk.errors import RowFailed
 from configs import Settings, load_settings
+from schemas.rows import INVALID_INPUT
 
 T = TypeVar("T")
 
@@ -23,6 +34,15 @@ T = TypeVar("T")
 GATHER_S = 0.05
 
 OnError = Literal["raise", "return"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands for the answer to row `number`, counted from 0, that the model does not have."""
+
+    number: int
+    type: str
+    message: str
 
 
 def map(  # noqa: A001  # as `map` of the language, and always called with the room's name
@@ -35,29 +55,20 @@ def map(  # noqa: A001  # as `map` of the language, and always called with the r
 ) -> Iterator[Any]:
     """The model's answers to `rows`, in their order, at the lowest priority.
 
-    `rows` is read as answers are taken, on another thread, and no further ahead than `window` rows. A row that fails
-    raises `RowFailed`, or is given as a `Failure` with `on_error="return"`. Rows wait while the broker is away, or no
-    worker serves the model. Left early, what has not run is cancelled. `settings` are those that `sheaf` would read
-    here (`SHEAF_BROKER__URL` names the broker).
+    `rows` is read as answers are taken, on another thread, and no further ahead than `window` rows. A row that fails,
+    or is nothing that JSON could tell, raises `RowFailed`, or is given as a `Failure` with `on_error="return"`. Rows
+    wait while the broker is away, or no worker serves the model. Left early, what has not run is cancelled. `settings`
+    are those that `sheaf` would read here (`SHEAF_BROKER__URL` names the broker).
 
     Raises:
         RowFailed: a row failed; its number is `number`.
-        TypeError: a row is nothing that JSON could tell.
-        ValueError: there is no such model, or `window` is below one.
+        TypeError: `rows` is one row, or `window` no whole number; told by the call itself, as is a `ValueError`.
+        ValueError: there is no such model or `on_error`, or `window` is below one.
     """
-    with _Loop() as loop:
-        answers = amap(rows, model=model, window=window, on_error=on_error, settings=settings)
-        try:
-            while True:
-                try:
-                    yield loop.run(_first(answers))
-                except StopAsyncIteration:
-                    return
-        finally:
-            loop.run(answers.aclose())
+    return _answers_here(amap(rows, model=model, window=window, on_error=on_error, settings=settings))
 
 
-async def amap(
+def amap(
     rows: Iterable[object] | AsyncIterable[object],
     *,
     model: str,
@@ -69,7 +80,35 @@ async def amap(
     settings = settings or load_settings().settings
     if model not in settings.models:
         raise ValueError(f"there is no model {model!r}: the settings name {', '.join(settings.models)}")
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error is one of {' or '.join(get_args(OnError))}, not {on_error!r}")
+    if not isinstance(window, int) or isinstance(window, bool):
+        raise TypeError(f"window is a whole number of rows, not {window!r}")
+    if window < 1:
+        raise ValueError(f"a window holds at least one row, not {window}")
+    if isinstance(rows, (str, bytes, bytearray, Mapping)):
+        raise TypeError(
+            f"rows is one row, {type(rows).__name__}: give a list of rows, or anything else that yields them"
+        )
     source = _Asynchronous(aiter(rows)) if isinstance(rows, AsyncIterable) else _Plain(iter(rows))
+    return _answers(source, model, window, on_error, settings)
+
+
+def _answers_here(answers: AsyncGenerator[Any]) -> Iterator[Any]:
+    with _Loop() as loop:
+        try:
+            while True:
+                try:
+                    yield loop.run(_first(answers))
+                except StopAsyncIteration:
+                    return
+        finally:
+            loop.run(answers.aclose())
+
+
+async def _answers(
+    source: _Plain | _Asynchronous, model: str, window: int, on_error: OnError, settings: Settings
+) -> AsyncGenerator[Any]:
     async with open_broker(settings) as client:
         engine = Engine(client, model, owner=f"map-{uuid.uuid4().hex[:12]}", window=window)
         try:
@@ -79,12 +118,19 @@ async def amap(
                         if outcome.failure is None:
                             yield outcome.output
                         elif on_error == "return":
-                            yield outcome.failure
+                            yield Failure(outcome.number, outcome.failure.type, outcome.failure.message)
                         else:
                             raise RowFailed(outcome.number, outcome.failure.type, outcome.failure.message)
         finally:
             source.close()
             await engine.abandon()
+
+
+def _item(number: int, row: object) -> Item:
+    try:
+        return Item.of(number, row)
+    except TypeError as error:
+        return Item(number, failure=JobFailure(INVALID_INPUT, f"it has no form in JSON: {error}"))
 
 
 class _Plain:
@@ -98,7 +144,7 @@ class _Plain:
         return await asyncio.to_thread(self._items, most)
 
     def _items(self, most: int) -> list[Item]:
-        items = [Item.of(self._count + place, row) for place, row in enumerate(islice(self._rows, most))]
+        items = [_item(self._count + place, row) for place, row in enumerate(islice(self._rows, most))]
         self._count += len(items)
         return items
 
@@ -127,7 +173,7 @@ class _Asynchronous:
             except StopAsyncIteration:
                 break
             self._next = None
-            items.append(Item.of(self._count, row))
+            items.append(_item(self._count, row))
             self._count += 1
         return items
 

@@ -31,7 +31,15 @@ _PART_BYTES = 16 << 20
 class ParquetWriter(FileWriter):
     """Rows in numbered parts; a position is their count. A flush ends a part, so flushes should be seconds apart."""
 
-    def __init__(self, destination: Destination, head: Head, results: Sequence[str], resume_at: int | None) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        head: Head,
+        results: Sequence[str],
+        resume_at: int | None,
+        *,
+        vectors: bool = False,
+    ) -> None:
         """Make the folder of parts, or drop what came after `resume_at` in an earlier run's; hold it against others.
 
         Raises:
@@ -49,6 +57,7 @@ class ParquetWriter(FileWriter):
         try:
             schema = _schema_of(self._part(self._parts - 1)) if self._parts else None
             self._tables = Tables(self._place, head, results, schema)
+            self._vectors = tuple(results) if vectors else ()
         except BaseException:
             self.close()
             raise
@@ -75,7 +84,7 @@ class ParquetWriter(FileWriter):
         size = sum(part.stat().st_size for part in parts)
         with self._destination.receive(size) as stream:
             try:
-                _join(parts, self._tables.schema, stream)
+                _join(parts, self._tables.typed(self._vectors), stream)
             except pa.ArrowException as error:
                 raise SchemaMismatch(self._place, f"the rows do not fit one schema: {error}") from error
         with failing_as_output(self._place):
@@ -145,19 +154,19 @@ def _held(destination: Destination, resume_at: int | None) -> int:
     """The folder of parts, made or cleared of what came after `resume_at`, open and locked."""
     folder, place = destination.parts, destination.location.url
     if resume_at is None and not destination.overwrite and folder.exists():
-        raise OutputExists(place, f"an unfinished run left {folder}: resume it, or ask to overwrite it")
+        raise OutputExists(place, f"an unfinished run left {folder}: --resume goes on, --overwrite begins anew")
     if resume_at is None:
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
     elif not folder.is_dir():
-        raise NotResumable(f"the unfinished output {folder} is gone; start anew")
+        raise NotResumable(f"the unfinished output {folder} is gone; --overwrite begins anew")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock(descriptor, place)
         kept = {_part(folder, number) for number in range(resume_at or 0)}
         there = set(folder.iterdir())
         if missing := kept - there:
-            raise NotResumable(f"{min(missing)} is gone, which the checkpoint counts; start anew")
+            raise NotResumable(f"{min(missing)} is gone, which the checkpoint counts; --overwrite begins anew")
         for path in there - kept:
             path.unlink()
         os.fsync(descriptor)
@@ -175,4 +184,4 @@ def _schema_of(part: Path) -> pa.Schema:
     try:
         return pq.read_schema(part)
     except (pa.ArrowException, OSError) as error:
-        raise NotResumable(f"{part} is damaged: {error}; start anew") from error
+        raise NotResumable(f"{part} is damaged: {error}; --overwrite begins anew") from error

@@ -23,8 +23,8 @@ class Rows:
 
     head: Head
     _rows: Iterator[Row | BadRow]
-    #: How much of the file has been read, 0 to 1; None where that is unknown. Text runs ahead by what is buffered.
-    read_ratio: Callable[[], float | None]
+    #: How much of the file was given as rows, 0 to 1; None where that is unknown.
+    ratio: Callable[[], float | None]
     close: Callable[[], None]
 
     def __iter__(self) -> Iterator[Row | BadRow]:
@@ -66,7 +66,7 @@ def read_rows(
     except BaseException:
         opened.text.close()
         raise
-    return Rows(Head(names), rows, opened.read_ratio, opened.text.close)
+    return Rows(Head(names), rows, opened.used_ratio, opened.text.close)
 
 
 def header_of(location: Location, delimiter: str) -> tuple[str, ...]:

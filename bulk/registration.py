@@ -42,12 +42,20 @@ def described(task: Task) -> BulkRun:
 
 
 class Registration:
-    """One run's; `changed` is called with each state that people have brought it to. Used in the run's own task."""
+    """One run's, used in the run's own task.
 
-    def __init__(self, runs: BulkRuns, run: BulkRun, changed: Callable[[RunState], None]) -> None:
+    `changed` is called with each state that people have brought it to, `reached` when the broker goes away and when it
+    is back.
+    """
+
+    def __init__(
+        self, runs: BulkRuns, run: BulkRun, changed: Callable[[RunState], None], reached: Callable[[bool], None]
+    ) -> None:
         self._runs = runs
         self.run = run
         self._changed = changed
+        self._reached = reached
+        self._is_reached = True
         self._cancelling = False
         self._ended = asyncio.Event()
         self._task = asyncio.current_task()
@@ -87,12 +95,21 @@ class Registration:
     async def _keep(self) -> None:
         """Report for as long as the run lives."""
         while not self._ended.is_set():
-            with suppress(BrokerUnavailable):
+            try:
                 # Who has heard of something says at once that it is so.
                 while self._heed(await self._report(self._state())):
                     pass
+            except BrokerUnavailable:
+                self._tell_reached(False)
+            else:
+                self._tell_reached(True)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), REPORT_EVERY_S)
+
+    def _tell_reached(self, now: bool) -> None:
+        if now is not self._is_reached:
+            self._is_reached = now
+            self._reached(now)
 
     async def _report(self, state: RunState) -> Wanted:
         if state is not self.run.state:
@@ -122,15 +139,17 @@ class Registration:
 
 
 @asynccontextmanager
-async def registered(runs: BulkRuns, run: BulkRun, changed: Callable[[RunState], None]) -> AsyncIterator[Registration]:
-    """Have the run in the registry while the body does it, in the same task.
+async def registered(
+    runs: BulkRuns, run: BulkRun, changed: Callable[[RunState], None], reached: Callable[[bool], None]
+) -> AsyncIterator[Registration]:
+    """Have the run in the registry while the body does it, in the same task. See `Registration`.
 
     Raises:
         BrokerUnavailable: it cannot be registered.
         RunCancelled: people wanted the run to end.
     """
     await runs.report(run)
-    registration = Registration(runs, run, changed)
+    registration = Registration(runs, run, changed, reached)
     try:
         yield registration
     except asyncio.CancelledError:

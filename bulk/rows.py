@@ -65,7 +65,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class OutRow:
-    """A row and its results. A result with the name of a column takes that column's place."""
+    """A row and its results, whose names are none of its columns'."""
 
     row: Row
     results: Mapping[str, object]

@@ -26,11 +26,11 @@ from bulk.chunks import Item, Outcome
 from bulk.destination import Destination
 from bulk.driving import drive, to_its_end
 from bulk.engine import WINDOW, Engine
-from bulk.errors import NoSuchColumn, NotResumable, OutputExists
+from bulk.errors import ColumnTaken, NoSuchColumn, NothingToResume, NotResumable, OutputExists
 from bulk.fingerprint import Fingerprint
 from bulk.formats import Format, format_of
 from bulk.formats.jsonl import json_text
-from bulk.locations import Location
+from bulk.locations import Location, check_writable, exists
 from bulk.output import Writer
 from bulk.reading import Rows, read_rows
 from bulk.rows import BadRow, OutRow, Row
@@ -54,7 +54,7 @@ class Task:
     result: str
     #: A column whose value is told beside each error.
     id_column: str | None = None
-    #: Whether the model takes texts only.
+    #: Whether the model takes texts only, and answers with vectors.
     texts: bool = False
     input_format: Format | None = None
     output_format: Format | None = None
@@ -70,15 +70,30 @@ class Task:
     def checkpoint_path(self) -> Path:
         return self.output.beside(".checkpoint")
 
+    @property
+    def places(self) -> list[tuple[str, Location | Path]]:
+        """All that is read and written, and what people know it by; but for the two ends of a pipe."""
+        places: list[tuple[str, Location | Path]] = [] if self.input.is_standard else [("INPUT", self.input)]
+        written = (
+            ("OUTPUT", self.output, (".partial", ".parts", ".checkpoint", ".checkpoint.new")),
+            ("--errors", self.errors, (".partial",)),
+        )
+        for name, place, growing in written:
+            if place is not None:
+                places.append((name, place))
+                if not place.is_standard:
+                    places += [(f"{name}{suffix}", place.beside(suffix)) for suffix in growing]
+        return places
+
     def checkpoint(self) -> Checkpoint:
         """That of a run which begins now. Raises `InputFailed` or `UnsupportedFormat`."""
         options: dict[str, JsonValue] = {"model": self.model, "column": self.column, "result column": self.result}
         return Checkpoint(
             input=self.input.url,
             fingerprint=Fingerprint.of(self.input),
-            input_format=format_of(self.input, self.input_format),
+            input_format=format_of(self.input, self.input_format) + (self.input.packed or ""),
             output=self.output.url,
-            output_format=format_of(self.output, self.output_format),
+            output_format=format_of(self.output, self.output_format) + (self.output.packed or ""),
             errors=None if self.errors is None else self.errors.url,
             options=options | {"id column": self.id_column},
         )
@@ -93,7 +108,7 @@ class Progress:
     resumed_from: int
     succeeded: int = 0
     failed: int = 0
-    #: How much of the input is done, 0 to 1, about; None where its size is unknown.
+    #: How much of the input is done and written, 0 to 1; None where its size is unknown.
     ratio: float | None = None
     #: For how long it was paused.
     paused_s: float = 0.0
@@ -136,27 +151,29 @@ class _Files:
             task.output_format,
             head=rows.head,
             results=(task.result,),
+            vectors=task.texts,
             resume_at=None if at is None else at.output_position,
             overwrite=task.overwrite or (task.resume and at is None),
         )
         self._errors: Writer | None = None
         if at is not None and at.errors_position:
             self._errors = self._open_errors(at.errors_position)
-        #: Rows that were read and whose outcomes are not written, in order.
-        self._pending: deque[Row | BadRow] = deque()
+        #: Rows that were read and whose outcomes are not written, in order, each with how much of the input ends there.
+        self._pending: deque[tuple[Row | BadRow, float | None]] = deque()
         self._rows_done = 0 if at is None else at.rows_done
         self.progress = Progress.of(checkpoint)
 
     def take(self, most: int) -> list[Item]:
-        read = list(islice(self.rows, most))
+        read = [(row, self.rows.ratio()) for row in islice(self.rows, most)]
         self._pending.extend(read)
-        return [self._item(row) for row in read]
+        return [self._item(row) for row, _ in read]
 
     def write(self, outcomes: Sequence[Outcome]) -> None:
         good: list[OutRow] = []
         bad: list[OutRow] = []
+        ratio = self.progress.ratio
         for outcome in outcomes:
-            row = self._pending.popleft()
+            row, ratio = self._pending.popleft()
             assert row.number == outcome.number
             if outcome.failure is not None:
                 bad.append(OutRow(Row(row.number, row.line, self._error(row, outcome.failure)), {}))
@@ -170,7 +187,7 @@ class _Files:
             self._errors.write(bad)
         if outcomes:
             self._rows_done = outcomes[-1].number + 1
-            self.progress = self.progress.counted(outcomes, self._ratio())
+            self.progress = self.progress.counted(outcomes, ratio)
 
     def save(self, *, complete: bool = False) -> None:
         """Have all that was written on disk, and the checkpoint say so."""
@@ -200,10 +217,6 @@ class _Files:
         if self._errors is not None:
             self._errors.close()
 
-    def _ratio(self) -> float | None:
-        read = self.rows.read_ratio()
-        return None if read is None else read * self._rows_done / (self._rows_done + len(self._pending))
-
     def _open_errors(self, resume_at: int | None) -> Writer:
         assert self._task.errors is not None
         # What an earlier process wrote without counting it is written again.
@@ -213,7 +226,10 @@ class _Files:
     def _item(self, row: Row | BadRow) -> Item:
         if isinstance(row, BadRow):
             return Item(row.number, failure=JobFailure(row.reason.value, row.message))
-        column = self._task.column
+        column, result = self._task.column, self._task.result
+        if result in row.columns:
+            message = f"the row has a column {result!r} already: give the results another name with --result-column"
+            return Item(row.number, failure=JobFailure("column_taken", message))
         if column is None:
             return Item(row.number, json_text(row.columns))
         if column not in row.columns:
@@ -235,24 +251,31 @@ class _Files:
         return row.columns if self._task.column is None else row.columns.get(self._task.column)
 
 
-async def run(
-    task: Task, broker: AsyncBroker, tell: Callable[[Progress], None], steering: Steering | None = None
-) -> Progress:
-    """Do all of it; `tell` is called whenever rows are done. It pauses and goes on as `steering` says.
+class Prepared:
+    """A run whose files are open, of which no row has been taken; or all of whose rows an earlier process has done."""
 
-    Raises:
-        BulkError: it could not be done; unless said otherwise it can be resumed.
-        asyncio.CancelledError: it was told to stop; what is done is in the checkpoint. One that comes when only the
-            names of the outputs are outstanding is too late.
-    """
-    steering = steering or Steering()
-    checkpoint = await asyncio.to_thread(_begun, task)
-    if checkpoint is not None and checkpoint.complete:
-        await asyncio.to_thread(_finish, task, checkpoint)
-        return Progress.of(checkpoint)
-    owner = f"bulk-{uuid.uuid4().hex[:12]}"
-    engine = Engine(broker, task.model, owner=owner, window=task.window, steering=steering)
-    async with _opened(task, checkpoint) as files:
+    def __init__(self, task: Task, checkpoint: Checkpoint | None, files: _Files | None) -> None:
+        self._task = task
+        self._checkpoint = checkpoint
+        self._files = files
+
+    async def run(
+        self, broker: AsyncBroker, tell: Callable[[Progress], None], steering: Steering | None = None
+    ) -> Progress:
+        """Do all of it; `tell` is called whenever rows are done. It pauses and goes on as `steering` says.
+
+        Raises:
+            BulkError: it could not be done; unless said otherwise it can be resumed.
+            asyncio.CancelledError: it was told to stop; what is done is in the checkpoint. One that comes when only
+                the names of the outputs are outstanding is too late.
+        """
+        files, steering = self._files, steering or Steering()
+        if files is None:
+            assert self._checkpoint is not None
+            await asyncio.to_thread(_finish, self._task, self._checkpoint)
+            return Progress.of(self._checkpoint)
+        owner = f"bulk-{uuid.uuid4().hex[:12]}"
+        engine = Engine(broker, self._task.model, owner=owner, window=self._task.window, steering=steering)
 
         def told() -> None:
             files.progress = replace(files.progress, paused_s=steering.paused_s)
@@ -260,7 +283,25 @@ async def run(
 
         await drive(engine, files, told, steering)
         await to_its_end(files.commit)
-    return files.progress
+        return files.progress
+
+
+@asynccontextmanager
+async def prepared(task: Task) -> AsyncIterator[Prepared]:
+    """See all that can be wrong before a row is run, and open the files for as long as the body takes.
+
+    Raises:
+        BulkError: it cannot be done.
+    """
+    checkpoint = await asyncio.to_thread(_begun, task)
+    if checkpoint is not None and checkpoint.complete:
+        yield Prepared(task, checkpoint, None)
+        return
+    files = await asyncio.to_thread(_open, task, checkpoint)
+    try:
+        yield Prepared(task, checkpoint, files)
+    finally:
+        await asyncio.to_thread(files.close)
 
 
 def _begun(task: Task) -> Checkpoint | None:
@@ -273,11 +314,14 @@ def _begun(task: Task) -> Checkpoint | None:
     new = task.checkpoint()
     found = Checkpoint.load(task.checkpoint_path)
     if found is None or task.overwrite:
+        if task.resume and not task.overwrite and exists(task.output):
+            raise NothingToResume(task.output.url)
         _check_free(task)
         return new
     if not task.resume:
         raise OutputExists(
-            task.output.url, f"{task.checkpoint_path} tells of an unfinished run: resume it, or ask to overwrite it"
+            task.output.url,
+            f"{task.checkpoint_path} tells of an unfinished run: --resume goes on, --overwrite begins anew",
         )
     found.check(new)
     return found
@@ -293,26 +337,29 @@ def _finish(task: Task, checkpoint: Checkpoint) -> None:
     """All was written, and the process ended before the files had their names."""
     if task.errors is not None and checkpoint.errors_position:
         finish_output(task.errors, Format.JSONL, position=checkpoint.errors_position)
-    finish_output(task.output, task.output_format, position=checkpoint.output_position, results=(task.result,))
+    finish_output(
+        task.output,
+        task.output_format,
+        position=checkpoint.output_position,
+        results=(task.result,),
+        vectors=task.texts,
+    )
     task.checkpoint_path.unlink()
 
 
-@asynccontextmanager
-async def _opened(task: Task, checkpoint: Checkpoint | None) -> AsyncIterator[_Files]:
-    files = await asyncio.to_thread(_open, task, checkpoint)
-    try:
-        yield files
-    finally:
-        await asyncio.to_thread(files.close)
-
-
 def _open(task: Task, checkpoint: Checkpoint | None) -> _Files:
+    # One is enough where both go into one folder, as they do unless told otherwise.
+    remote = [place for place in (task.output, task.errors) if place is not None and "://" in place.url]
+    for place in {place.url.rpartition("/")[0]: place for place in remote}.values():
+        check_writable(place)
     rows = read_rows(task.input, task.input_format, start=0 if checkpoint is None else checkpoint.rows_done)
     try:
         names = rows.head.names
         for name in _named(task):
             if names is not None and name not in names:
                 raise NoSuchColumn(task.input.url, name, names)
+        if task.result in (names or ()):
+            raise ColumnTaken(task.input.url, task.result)
         files = _Files(task, rows, checkpoint)
         if checkpoint is not None and not checkpoint.rows_done:
             # From now on what lies beside the output is told to be of this run.

@@ -43,7 +43,7 @@ class Text:
             try:
                 self._encoder.names = header_of(written, self._encoder.delimiter)
             except InputFailed as error:
-                raise NotResumable(f"the unfinished output is damaged: {error}; start anew") from error
+                raise NotResumable(f"the unfinished output is damaged: {error}; --overwrite begins anew") from error
         self.begun = True
 
     def of(self, rows: Sequence[OutRow]) -> bytes:
@@ -133,19 +133,21 @@ class TextWriter(FileWriter):
 def _opened(destination: Destination, resume_at: int | None) -> FileIO:
     partial, place = destination.partial, destination.location.url
     if resume_at is None and not destination.overwrite and partial.exists():
-        raise OutputExists(place, f"an unfinished run left {partial}: resume it, or ask to overwrite it")
+        raise OutputExists(place, f"an unfinished run left {partial}: --resume goes on, --overwrite begins anew")
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if resume_at is None else 0), 0o666)
     except FileNotFoundError as error:
         if resume_at is None:
             raise
-        raise NotResumable(f"the unfinished output {partial} is gone; start anew") from error
+        raise NotResumable(f"the unfinished output {partial} is gone; --overwrite begins anew") from error
     file = FileIO(descriptor, "r+")
     try:
         lock(descriptor, place)
         size = os.fstat(descriptor).st_size
         if resume_at is not None and size < resume_at:
-            raise NotResumable(f"{partial} has {size} bytes, at the checkpoint it had {resume_at}; start anew")
+            raise NotResumable(
+                f"{partial} has {size} bytes, at the checkpoint it had {resume_at}; --overwrite begins anew"
+            )
         file.truncate(resume_at or 0)
         file.seek(resume_at or 0)
         sync_folder(partial.parent)
@@ -158,12 +160,14 @@ def _opened(destination: Destination, resume_at: int | None) -> FileIO:
 class StandardWriter(Writer):
     """Text on standard output, written at once: it is never cut back, so no run can go on with it."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, compression: Compression = Compression.NONE) -> None:
         self._text = text
+        self._compression = compression
+        self._begun = False
 
     def write(self, rows: Sequence[OutRow]) -> None:
-        with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.of(rows) if rows else b"")
+        if rows:
+            self._put(self._text.of(rows))
 
     def flush(self) -> int:
         with failing_as_output("standard output"):
@@ -171,9 +175,15 @@ class StandardWriter(Writer):
         return 0
 
     def commit(self) -> None:
-        with failing_as_output("standard output"):
-            sys.stdout.buffer.write(self._text.header())
+        header = self._text.header()
+        if header or not self._begun:
+            self._put(header)
         self.flush()
 
     def close(self) -> None:
         """Standard output stays open: it is not ours."""
+
+    def _put(self, text: bytes) -> None:
+        self._begun = True
+        with failing_as_output("standard output"):
+            sys.stdout.buffer.write(member(self._compression, text))

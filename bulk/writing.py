@@ -23,16 +23,17 @@ def open_writer(
     *,
     head: Head | None = None,
     results: Sequence[str] = (),
+    vectors: bool = False,
     resume_at: int | None = None,
     overwrite: bool = False,
     folder: Path | None = None,
 ) -> Writer:
     """Open an output; `asked` is its format, else the suffix tells.
 
-    `head` is what the input tells of its columns and `results` the names of those that are added: they make a header
-    or a schema even where there are no rows. `resume_at` is the position of an earlier run's last checkpoint: what it
-    wrote after that is cut away. Until the output is complete it grows beside its place, or for a remote one in
-    `folder`, the working directory by default.
+    `head` is what the input tells of its columns and `results` the names of those that are added: they make a header or
+    a schema even where there are no rows; `vectors` says that the results are lists of floats. `resume_at` is the
+    position of an earlier run's last checkpoint: what it wrote after that is cut away. Until the output is complete it
+    grows beside its place, or for a remote one in `folder`, the working directory by default.
 
     Raises:
         UnsupportedFormat: the format is unknown, or cannot be written there.
@@ -45,14 +46,14 @@ def open_writer(
     if location.is_standard:
         if resume_at is not None:
             raise NotResumable("standard output cannot be cut back: write to a file to be able to resume")
-        return StandardWriter(_text(location, file_format, head.names, results))
+        return StandardWriter(_text(location, file_format, head.names, results), location.compression)
     destination = Destination(location, overwrite, folder)
     destination.check()
     if file_format is Format.PARQUET:
         # Arrow takes a tenth of a second to import, for which those without Parquet need not wait.
         from bulk.parquet_output import ParquetWriter
 
-        return ParquetWriter(destination, head, results, resume_at)
+        return ParquetWriter(destination, head, results, resume_at, vectors=vectors)
     return TextWriter(destination, _text(location, file_format, head.names, results), resume_at)
 
 
@@ -63,6 +64,7 @@ def finish_output(
     position: int,
     head: Head | None = None,
     results: Sequence[str] = (),
+    vectors: bool = False,
     folder: Path | None = None,
 ) -> None:
     """Give an output its name whose rows are all written up to `position`, unless it has it.
@@ -78,7 +80,14 @@ def finish_output(
     if not growing.exists() and exists(location):
         return
     with open_writer(
-        location, asked, head=head, results=results, resume_at=position, overwrite=True, folder=folder
+        location,
+        asked,
+        head=head,
+        results=results,
+        vectors=vectors,
+        resume_at=position,
+        overwrite=True,
+        folder=folder,
     ) as writer:
         writer.commit()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,8 +17,8 @@ from bulk.engine import WINDOW
 from cli import bulk_runs
 from cli.bulk_progress import Bar, Lines, line, shown
 from cli.default_command import DefaultCommandGroup
-from cli.loading import known_model, loaded_settings
-from cli.problems import CommandError
+from cli.loading import loaded_settings
+from cli.problems import CommandError, WrongOption
 from configs import Settings
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ def run(
         str | None, typer.Option("--errors", help="For rows that fail; OUTPUT.errors.jsonl without it.")
     ] = None,
     input_format: Annotated[
-        str | None, typer.Option("--input-format", help="jsonl, csv, tsv or parquet, where no suffix tells.")
+        str | None,
+        typer.Option(
+            "--input-format", help="jsonl, csv, tsv or parquet, where no suffix tells; jsonl.gz, csv.zst … if packed."
+        ),
     ] = None,
     output_format: Annotated[str | None, typer.Option("--output-format", help="As --input-format.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run of these files stopped.")] = False,
@@ -79,29 +83,32 @@ def run(
     `sheaf bulk cancel`; 130 stopped by a signal.
     """
     settings = loaded_settings().settings
-    texts = known_model(settings, model).task == "embedding"
+    if model not in settings.models:
+        raise WrongOption(f"--model {model}: the settings name {', '.join(settings.models)}")
+    texts = settings.models[model].task == "embedding"
     # Nothing of this room may cost the other commands the time of loading it.
     from bulk.errors import BulkError, RunCancelled
-    from bulk.locations import Location
     from bulk.run import Task
 
+    read_from, read_as = _as_asked(_place(source, "INPUT"), input_format, "--input-format")
+    written_to, written_as = _as_asked(_place(output, "OUTPUT"), output_format, "--output-format")
+    task = Task(
+        model=model,
+        input=read_from,
+        output=written_to,
+        errors=_errors(written_to, output, errors),
+        column=column or ("text" if texts else None),
+        result=result_column or ("embedding" if texts else "output"),
+        id_column=id_column,
+        texts=texts,
+        input_format=read_as,
+        output_format=written_as,
+        window=window,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    _check(task)
     try:
-        place = Location.parse(output)
-        task = Task(
-            model=model,
-            input=Location.parse(source),
-            output=place,
-            errors=_errors(place, output, errors),
-            column=column or ("text" if texts else None),
-            result=result_column or ("embedding" if texts else "output"),
-            id_column=id_column,
-            texts=texts,
-            input_format=_format(input_format, "--input-format"),
-            output_format=_format(output_format, "--output-format"),
-            window=window,
-            resume=resume,
-            overwrite=overwrite,
-        )
         with shown() as display:
             run_id, done = asyncio.run(_stoppable(_run(settings, task, display)))
     except RunCancelled:
@@ -116,28 +123,65 @@ def run(
 
 def _ended(task: Task, how: str, code: int) -> typer.Exit:
     """Say how a run ended before all was done."""
-    then = "--resume goes on" if task.resumable else "what was read from a pipe is gone"
+    if not task.resumable:
+        then = "what was read from a pipe is gone"
+    else:
+        then = "--resume goes on" if task.checkpoint_path.exists() else "nothing was begun"
     typer.echo(f"sheaf: {how}; {then}", err=True)
     return typer.Exit(code)
 
 
-def _errors(place: Location, output: str, errors: str | None) -> Location | None:
+def _place(text: str, what: str) -> Location:
+    from bulk.errors import UnsupportedFormat
     from bulk.locations import Location
 
+    try:
+        return Location.parse(text)
+    except UnsupportedFormat as error:
+        raise WrongOption(f"{what}: {error}") from None
+
+
+def _errors(place: Location, output: str, errors: str | None) -> Location | None:
     if errors is not None:
-        return Location.parse(errors)
-    return None if place.is_standard else Location.parse(f"{output}.errors.jsonl")
+        return _place(errors, "--errors")
+    return None if place.is_standard else _place(f"{output}.errors.jsonl", "OUTPUT")
 
 
-def _format(name: str | None, option: str) -> Format | None:
-    from bulk.formats import Format
+def _as_asked(place: Location, name: str | None, option: str) -> tuple[Location, Format | None]:
+    """The place, and its format if `name` is one; it may say how the file is packed, too."""
+    from bulk.errors import UnsupportedFormat
+    from bulk.formats import named
 
     if name is None:
-        return None
+        return place, None
     try:
-        return Format(name)
-    except ValueError:
-        raise CommandError(f"{option} {name}: it is one of {', '.join(Format)}") from None
+        asked, packed = named(name)
+    except UnsupportedFormat as error:
+        raise WrongOption(f"{option} {name}: {error}") from None
+    return replace(place, packed=packed or None), asked
+
+
+def _check(task: Task) -> None:
+    """See what is wrong whatever is in the files. Raises `WrongOption`."""
+    from bulk.errors import SamePlace, UnknownFormat, UnsupportedFormat
+    from bulk.formats import format_of
+    from bulk.places import check_apart
+
+    for what, place, asked in (("input", task.input, task.input_format), ("output", task.output, task.output_format)):
+        try:
+            format_of(place, asked)
+        except UnknownFormat as error:
+            raise WrongOption(f"{what.upper()}: {error}: name its format with --{what}-format") from None
+        except UnsupportedFormat as error:
+            raise WrongOption(f"{what.upper()}: {error}") from None
+    if task.resume and not task.resumable:
+        raise WrongOption("--resume: neither standard input nor standard output can be gone on with; name files")
+    try:
+        check_apart(task.places)
+    except SamePlace as error:
+        raise WrongOption(str(error)) from None
+    if task.result == task.column:
+        raise WrongOption(f"--result-column {task.result}: it is what the model is given; choose another name")
 
 
 async def _stoppable(work: Coroutine[None, None, T]) -> T:
@@ -153,19 +197,21 @@ async def _run(settings: Settings, task: Task, display: Bar | Lines) -> tuple[st
     """The run's id, and how far it has come: to the end."""
     from bulk.client import open_broker
     from bulk.registration import described, registered
-    from bulk.run import run
+    from bulk.run import prepared
 
     entry = described(task)
+    callbacks = partial(_tell_state, display, entry.id), partial(_tell_reached, display)
     async with open_broker(settings) as broker:
         await _look_for_workers(broker, task.model)
-        async with registered(broker.bulk_runs, entry, partial(_tell_state, display, entry.id)) as registration:
+        # What fails at once is nobody's run.
+        async with prepared(task) as run, registered(broker.bulk_runs, entry, *callbacks) as registration:
             display.say(f"run {entry.id}; `sheaf bulk pause {entry.id}` pauses it")
 
             def tell(progress: Progress) -> None:
                 registration.tell(progress)
                 display.tell(progress)
 
-            done = await run(task, broker, tell, registration.steering)
+            done = await run.run(broker, tell, registration.steering)
             registration.tell(done)
     return entry.id, done
 
@@ -179,6 +225,10 @@ def _tell_state(display: Bar | Lines, run_id: str, state: RunState) -> None:
             display.say("goes on")
         case RunState.CANCELLING:
             display.say("cancelling")
+
+
+def _tell_reached(display: Bar | Lines, now: bool) -> None:
+    display.say("the broker is back; rows go on" if now else "the broker is away; rows wait, and go on when it is back")
 
 
 async def _look_for_workers(broker: AsyncBroker, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -22,16 +23,17 @@ LINE_EVERY_S = 5.0
 
 @contextmanager
 def shown() -> Iterator[Bar | Lines]:
-    """What is told within is shown."""
+    """What is told within is shown, and what is logged, too."""
     if not sys.stderr.isatty():
-        yield Lines()
+        with _logged(lines := Lines()):
+            yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield Bar(progress)
+    with Progress(*columns, console=Console(stderr=True)) as progress, _logged(bar := Bar(progress)):
+        yield bar
 
 
 class Bar:
@@ -76,3 +78,28 @@ def _time_left(progress: Progress) -> str:
     worked_s = progress.seconds - progress.paused_s
     left_s = worked_s * (1 - progress.ratio) / done_here if done_here else 0.0
     return f", {progress.ratio:.0%} done, about {timedelta(seconds=round(left_s))} left"
+
+
+class _Log(logging.Handler):
+    """Warnings, in one line each."""
+
+    def __init__(self, display: Bar | Lines) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # That the broker is away is told once, by the run.
+        if record.name not in ("broker.waiting", "bulk.patience") or record.levelno > logging.WARNING:
+            message = record.getMessage()
+            cause = f": {record.exc_info[1]}" if record.exc_info else ""
+            self._display.say(f"{message[:1].lower()}{message[1:].rstrip('.')}{cause}")
+
+
+@contextmanager
+def _logged(display: Bar | Lines) -> Iterator[None]:
+    handler = _Log(display)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)

@@ -86,7 +86,9 @@ def main() -> NoReturn:
         app(standalone_mode=True)
     except SettingsError as error:
         _fail(2, *error.faults)
-    except (CommandError, BrokerError, MetricsPortTaken) as error:
+    except CommandError as error:
+        _fail(error.exit_code, str(error))
+    except (BrokerError, MetricsPortTaken) as error:
         _fail(1, str(error))
     sys.exit(0)
 

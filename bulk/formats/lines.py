@@ -66,6 +66,10 @@ def _no_text(beginning: bytes) -> str | None:
     if beginning.startswith(_UTF16_BOMS):
         return "it is UTF-16, only UTF-8 is read"
     if beginning == _PARQUET_MAGIC:
-        return "it is a Parquet file: name the format"
-    advice = packed_after_all(beginning)
-    return advice and f"it is packed with {advice}"
+        return "it is a Parquet file: its name, or --input-format, should say so"
+    packed = packed_after_all(beginning)
+    return (
+        f"it is packed with {packed.name.lower()}: its name, or --input-format, should end in {packed}"
+        if packed
+        else None
+    )

@@ -46,6 +46,14 @@ class Tables:
             self._grow(name, column, rows)
         return fitted(pa.table(columns) if columns else _empty(len(rows)), self.schema)
 
+    def typed(self, vectors: Sequence[str]) -> pa.Schema:
+        """The schema, with these columns as lists of floats if no row has told their type."""
+        schema = self.schema
+        for name in vectors:
+            if pa.types.is_null(schema.field(name).type):
+                schema = schema.set(schema.get_field_index(name), pa.field(name, pa.list_(pa.float32())))
+        return schema
+
     def _column(self, name: str, rows: Sequence[OutRow], values: list[Any], *, result: bool = False) -> Any:
         try:
             # Not with the type known so far: under that Arrow cuts 2.5 to 2, and fields from objects.
@@ -103,8 +111,7 @@ def _beginning(head: Head, results: Sequence[str]) -> pa.Schema:
         # Columns that are named and have no types are text.
         schema = pa.schema([(name, pa.string()) for name in head.names or ()])
     for name in results:
-        index, field = schema.get_field_index(name), pa.field(name, pa.null())
-        schema = schema.append(field) if index < 0 else schema.set(index, field)
+        schema = schema.append(pa.field(name, pa.null()))
     return schema
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,11 +120,33 @@ def test_a_fingerprint_is_the_same_until_the_file_changes(tmp_path: Path) -> Non
     before, status = Fingerprint.of(at(path)), path.stat()
     assert Fingerprint.of(at(path)) == before
     path.write_bytes(b"x" * 299_999 + b"y")
-    assert before.difference(Fingerprint.of(at(path))) == "it was written to after the run began"
+    assert before.difference(Fingerprint.of(at(path))) == "its content is another"
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert before.difference(Fingerprint.of(at(path))) == "its content is another"
     path.write_bytes(b"x" * 299_999)
     assert before.difference(Fingerprint.of(at(path))) == "it had 300000 bytes and has 299999 now"
+
+
+def test_the_same_bytes_are_the_same_input_whenever_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"x" * (128 << 10))
+    before = Fingerprint.of(at(path))
+    os.utime(path, (0, 0))
+    assert before.difference(Fingerprint.of(at(path))) is None
+    path.write_bytes(b"y" * (128 << 10))
+    assert before.difference(Fingerprint.of(at(path))) == "its content is another"
+
+
+def test_of_a_large_input_the_modification_time_counts_too_and_the_way_to_restore_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"x" * ((128 << 10) + 1))
+    before = Fingerprint.of(at(path))
+    os.utime(path, (0, 0))
+    difference = before.difference(Fingerprint.of(at(path)))
+    assert difference is not None
+    assert "restore its modification time too" in difference
+    subprocess.run([*difference.rpartition(": ")[2].split(), str(path)], check=True)
+    assert before.difference(Fingerprint.of(at(path))) is None
 
 
 def test_standard_input_has_no_fingerprint() -> None:

@@ -9,9 +9,13 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 
+from tests.bulk.files import columns_of, out
+from tests.bulk.files import write as put
 from tests.bulk.running import Bulk, running
 from tests.conftest import wait_until
 from tests.services import SHEAF
@@ -107,6 +111,37 @@ def test_rows_that_fail_are_told_of_with_line_input_and_reason(service: Bulk, tm
     assert kinds == ["invalid_json_line", "missing_column", "ArithmeticError", "ValueError"]
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv.gz", "in.parquet"])
+def test_an_input_with_a_column_of_the_results_name_is_refused_before_any_row_is_run(
+    service: Bulk, tmp_path: Path, name: str
+) -> None:
+    put(tmp_path / name, out([{"text": "a", "embedding": "dear", "more": "x"}]))
+    done = service.bulk(name, "out.jsonl", "--model", "minilm", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"{name} has a column 'embedding' already" in done.stderr
+    assert "--result-column" in done.stderr
+    taken = service.bulk(name, "out.jsonl", "--model", "minilm", "--result-column", "more", folder=tmp_path)
+    assert "has a column 'more' already" in taken.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert service.bulk(name, "out.jsonl", "--model", "minilm", "--result-column", "v", folder=tmp_path).returncode == 0
+    [row] = read(tmp_path / "out.jsonl")
+    assert row["embedding"] == "dear"
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_json_line_with_a_column_of_the_results_name_fails(service: Bulk, tmp_path: Path, output: str) -> None:
+    write(tmp_path / "in.jsonl", [{"n": 1, "output": "dear"}, {"n": 2}])
+    done = service.bulk("in.jsonl", output, "--model", "echo", "--column", "n", folder=tmp_path)
+    assert done.returncode == 3
+    assert [{name: int(str(value)) for name, value in row.items()} for row in columns_of(tmp_path / output)] == [
+        {"n": 2, "output": 2}
+    ]
+    [error] = read(tmp_path / f"{output}.errors.jsonl")
+    assert error["row"] == 0
+    assert error["error"]["type"] == "column_taken"  # type: ignore[index]  # an object
+    assert "--result-column" in error["error"]["message"]  # type: ignore[index]  # an object
+
+
 def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(4000)])
     arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
@@ -148,8 +183,14 @@ def test_a_worker_and_a_broker_that_are_killed_lose_no_row(service: Bulk, tmp_pa
     service.replace_worker()
     wait_until(lambda: int(str(checkpoint(tmp_path)["rows_done"])) > 500, description="rows are done", timeout_s=40)
     service.broker.kill()
+    log = tmp_path / "bulk.log"
+    wait_until(lambda: "sheaf: the broker is away" in log.read_text(), description="the run has seen that it is away")
     service.broker.start()
-    assert process.wait(60) == 0, (tmp_path / "bulk.log").read_text()
+    assert process.wait(60) == 0, log.read_text()
+    said = log.read_text()
+    assert said.count("sheaf: the broker is away; rows wait, and go on when it is back\n") == 1
+    assert said.count("sheaf: the broker is back; rows go on\n") == 1
+    assert all(line.startswith("sheaf: ") for line in said.splitlines()), said
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(3000))
 
 
@@ -168,6 +209,29 @@ def test_an_input_that_has_changed_is_not_gone_on_with(service: Bulk, tmp_path: 
     assert len(read(tmp_path / "out.jsonl")) == 10
 
 
+def test_a_finished_run_is_not_gone_on_with_and_its_output_is_said_to_be_whole(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"n": 1}])
+    arguments = ("in.jsonl", "out.jsonl", "--model", "echo")
+    assert service.bulk(*arguments, "--resume", folder=tmp_path).returncode == 0
+    again = service.bulk(*arguments, "--resume", folder=tmp_path)
+    # Whether the output is of this input cannot be known, so this is no success.
+    assert again.returncode == 1
+    assert "if it was this run's, nothing is left to do" in again.stderr
+    assert service.bulk(*arguments, "--resume", "--overwrite", folder=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "content"), [("in.csv", "text\n"), ("in.jsonl", ""), ("in.jsonl", "{}\n")])
+def test_vectors_have_their_type_in_parquet_where_there_are_none(
+    service: Bulk, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    done = service.bulk(name, "out.parquet", "--model", "minilm", folder=tmp_path)
+    assert done.returncode == (3 if content == "{}\n" else 0), done.stderr
+    schema = pq.read_schema(tmp_path / "out.parquet")
+    assert schema.names == (["text", "embedding"] if name == "in.csv" else ["embedding"])
+    assert schema.field("embedding").type == pa.list_(pa.float32())
+
+
 def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
     rows = b"".join(json.dumps({"n": number}).encode() + b"\n" for number in range(300))
     command = [SHEAF, "--config", str(service.config), "bulk", "-", "-", "--model", "echo", "--column", "n"]
@@ -181,6 +245,35 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
     assert [row["text"] for row in read(tmp_path / "plain.jsonl")] == ["two\nlines", "ü"]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_packed_text_goes_through_pipes_where_it_is_said_to_be_packed(
+    service: Bulk, tmp_path: Path, suffix: str
+) -> None:
+    put(tmp_path / f"in.jsonl{suffix}", out([{"n": number} for number in range(300)]))
+    command = [SHEAF, "--config", str(service.config), "bulk", "-", "-", "--model", "echo", "--column", "n"]
+
+    def piped(read_as: str) -> subprocess.CompletedProcess[bytes]:
+        formats = ["--input-format", read_as, "--output-format", f"csv{suffix}"]
+        with (tmp_path / f"in.jsonl{suffix}").open("rb") as source:
+            return subprocess.run(
+                [*command, *formats], stdin=source, capture_output=True, cwd=tmp_path, timeout=60, check=False
+            )
+
+    done = piped(f"jsonl{suffix}")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / f"out.csv{suffix}").write_bytes(done.stdout)
+    assert columns_of(tmp_path / f"out.csv{suffix}") == [{"n": f"{n}", "output": f"{n}"} for n in range(300)]
+    # A file without a suffix is read so, too.
+    (tmp_path / f"in.jsonl{suffix}").rename(tmp_path / "in")
+    named = ("in", "plain", "--model", "echo", "--input-format", f"jsonl{suffix}", "--output-format", "jsonl")
+    assert service.bulk(*named, folder=tmp_path).returncode == 0
+    assert len(read(tmp_path / "plain")) == 300
+    (tmp_path / "in").rename(tmp_path / f"in.jsonl{suffix}")
+    unsaid = piped("jsonl")
+    assert unsaid.returncode == 1
+    assert f"or --input-format, should end in {suffix}" in unsaid.stderr.decode()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -188,19 +281,88 @@ def test_pipes_and_packed_files(service: Bulk, tmp_path: Path) -> None:
         (("in.csv", "out.csv", "--model", "echo", "--id-column", "key"), "no column 'key'"),
         (("none.csv", "out.csv", "--model", "echo"), "No such file"),
         (("in.csv", "none/out.csv", "--model", "echo"), "there is no folder"),
-        (("in.csv", "out.txt", "--model", "echo"), "name the format"),
-        (("in.csv", "in.csv", "--model", "echo"), "it is there already"),
-        (("in.csv", "out.csv", "--model", "none"), "there is no model none"),
+        (
+            ("in.csv", "there.csv", "--model", "echo"),
+            "it is there already: choose another name, or replace it with --ov",
+        ),
         (("in.csv", "out.csv", "--model", "broken"), "no worker could load broken"),
-        (("in.csv", "out.csv", "--model", "echo", "--input-format", "xml"), "it is one of jsonl"),
-        (("-", "-", "--model", "echo", "--input-format", "csv", "--output-format", "csv", "--resume"), "name files"),
     ],
 )
 def test_what_cannot_be_done_is_told_and_leaves_nothing(
     service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    for name in ("in.csv", "there.csv"):
+        (tmp_path / name).write_text("id,name\n1,a\n")
     done = service.bulk(*arguments, folder=tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "there.csv"]
+
+
+ECHO = ("--model", "echo")
+CSVS = ("--input-format", "csv", "--output-format", "csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("in.csv", "out.csv", "--model", "none"), "--model none: the settings name minilm, echo"),
+        (("in.csv", "out.csv", *ECHO, "--input-format", "xml"), "--input-format xml: it is one of jsonl"),
+        (("in.csv", "out.csv", *ECHO, "--output-format", ""), "--output-format : it is one of jsonl"),
+        (("in.csv", "out.csv", *ECHO, "--errors", ""), "--errors: '' names no file"),
+        (("", "out.csv", *ECHO), "INPUT: '' names no file"),
+        (("in.csv", "out.txt", *ECHO), "name its format with --output-format"),
+        (("in", "out.csv", *ECHO), "name its format with --input-format"),
+        (("-", "out.csv", *ECHO), "INPUT: - has none of the suffixes"),
+        (("in.csv", "-", *ECHO), "OUTPUT: - has none of the suffixes"),
+        (("in.csv", "out.parquet.gz", *ECHO), "Parquet is packed inside"),
+        (("in.csv", "-", *ECHO, "--output-format", "parquet"), "a pipe cannot hold it"),
+        (("-", "-", *ECHO, *CSVS, "--resume"), "--resume: neither standard input"),
+        (("in.csv", "out.csv", *ECHO, "--column", "id", "--result-column", "id"), "--result-column id: it is what"),
+        (("in.csv", "out.csv", *ECHO, "--window", "0"), "--window"),
+    ],
+)
+def test_a_wrong_option_is_named_with_an_exit_code_of_its_own(
+    service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    done = service.bulk(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("in.csv", "./in.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "{folder}/in.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "symlink.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "hardlink.csv"), "INPUT and OUTPUT"),
+        (("in.csv", "out.csv", "--errors", "symlink.csv"), "INPUT and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv"), "OUTPUT and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv.partial"), "OUTPUT.partial and --errors"),
+        (("in.csv", "out.csv", "--errors", "out.csv.checkpoint"), "OUTPUT.checkpoint and --errors"),
+        (("in.csv", "e.partial", "--errors", "e", "--output-format", "csv"), "OUTPUT and --errors.partial"),
+        (("in.csv", "out.parquet", "--errors", "out.parquet.parts/e"), "OUTPUT.parts and --errors"),
+        (("out.csv.errors.jsonl", "out.csv"), "INPUT and --errors"),
+        (("in.csv", "-", "--output-format", "csv", "--errors", "-"), "OUTPUT and --errors"),
+        (("s3://rows/in.csv", "s3a://rows/in.csv"), "INPUT and OUTPUT"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)])
+def test_no_two_files_of_a_run_are_one(
+    service: Bulk, tmp_path: Path, arguments: tuple[str, ...], said: str, more: tuple[str, ...]
+) -> None:
+    if more == ("--resume",) and "-" in arguments:
+        more = ()
+    (tmp_path / "in.csv").write_text("id,name\n1,a\n")
+    (tmp_path / "symlink.csv").symlink_to("in.csv")
+    (tmp_path / "hardlink.csv").hardlink_to(tmp_path / "in.csv")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    named = [argument.format(folder=tmp_path) for argument in arguments]
+    done = service.bulk(*named, *ECHO, *more, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{said} are one and the same file" in done.stderr
+    assert (tmp_path / "in.csv").read_text() == "id,name\n1,a\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +23,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from broker.bulk_runs import KEEP_S, SILENT_AFTER_S
 from bulk.client import open_broker
 from bulk.locations import Location, exists
-from bulk.run import Progress, Task, run
+from bulk.run import Progress, Task, prepared
 from configs import load_settings
+from tests.bulk.files import out
+from tests.bulk.files import write as put
 from tests.bulk.running import Bulk, running
-from tests.conftest import free_port, wait_until
+from tests.conftest import wait_until
 from tests.workers.conftest import held
 
 MODELS: dict[str, object] = {
@@ -318,15 +321,72 @@ def test_what_cannot_be_steered_is_told_of_each(service: Bulk, tmp_path: Path, b
     assert "there is no bulk run bulk_none" in unknown.stderr
 
 
+class _Broken(BaseHTTPRequestHandler):
+    """Has a file, and does not give it."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "1000")
+        self.send_header("accept-ranges", "bytes")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_error(500)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+def test_what_fails_before_a_row_is_run_is_no_run(service: Bulk, tmp_path: Path, s3: str) -> None:
+    write(tmp_path, [{"s": 0.0}])
+    (tmp_path / "in.csv").write_text("s,output\n0,x\n")
+    (tmp_path / "there.jsonl").touch()
+    before = listed(service, tmp_path)
+    for arguments in (
+        ("none.jsonl", "out.jsonl"),
+        ("in.jsonl", "there.jsonl"),
+        ("in.jsonl", "none/out.jsonl"),
+        ("in.csv", "out.jsonl"),
+        ("in.jsonl", "in.jsonl"),
+        ("in.jsonl", "out.jsonl", "--errors", "none/errors.jsonl"),
+        ("in.jsonl", f"{s3.replace('rows', 'no-such-bucket')}/out.jsonl"),
+        ("in.jsonl", "out.jsonl", "--errors", f"{s3.replace('rows', 'no-such-bucket')}/e.jsonl"),
+    ):
+        refused = service.bulk(*arguments, *ARGUMENTS[2:], folder=tmp_path)
+        assert refused.returncode in (1, 2)
+        assert "bulk_" not in refused.stderr
+        assert "no-such-bucket" in refused.stderr or "no-such-bucket" not in " ".join(arguments)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "in.jsonl", "there.jsonl"]
+    assert listed(service, tmp_path) == before
+
+
 def test_a_run_that_fails_says_why_without_credentials(service: Bulk, tmp_path: Path) -> None:
-    place = f"http://me:secret@127.0.0.1:{free_port()}/in.jsonl?signature=secret"
-    failed = service.bulk(place, *ARGUMENTS[1:], folder=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://me:secret@127.0.0.1:{server.server_address[1]}/in.jsonl?signature=secret"
+        failed = service.bulk(place, *ARGUMENTS[1:], folder=tmp_path)
+        server.shutdown()
     assert failed.returncode == 1
     [view] = [view for view in listed(service, tmp_path).values() if view["output"] == f"{tmp_path}/out.jsonl"]
     assert view["state"] == "failed"
     assert "cannot read http://127.0.0.1" in view["error"]
     assert view["input"].endswith("/in.jsonl?…")
     assert "secret" not in json.dumps(view)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv.gz", "in.jsonl.zst", "in.parquet"])
+async def test_progress_is_how_much_was_written(service: Bulk, tmp_path: Path, name: str) -> None:
+    put(tmp_path / name, out([{"s": 0, "id": number} for number in range(ROWS)]))
+    found: list[Progress] = []
+    source, place = Location.parse(tmp_path / name), Location.parse(tmp_path / "out.jsonl")
+    # Text of CSV is no number, which the rows then fail of: that is written too.
+    errors = Location.parse(tmp_path / "errors.jsonl")
+    task = Task(model="slow", input=source, output=place, errors=errors, column="s", result="output", window=500)
+    async with open_broker(load_settings(service.config).settings) as broker, prepared(task) as ready:
+        await ready.run(broker, found.append)
+    assert [told for told in found if 0 < told.rows < ROWS]
+    for told in found:
+        assert told.ratio == pytest.approx(told.rows / ROWS, abs=0.05) if told.rows else told.ratio is None
 
 
 async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(
@@ -339,8 +399,9 @@ async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(
         protocol = "slow"
 
         def _open(self, path: str, mode: str = "rb", **options: object) -> object:
-            begun.set()
-            assert told_to_stop.wait(30)
+            if path.endswith("/out.jsonl"):
+                begun.set()
+                assert told_to_stop.wait(30)
             return super()._open(path, mode, **options)
 
     fsspec.register_implementation("slow", Slow, clobber=True)
@@ -349,8 +410,8 @@ async def test_a_stop_that_comes_while_the_output_gets_its_name_is_too_late(
     place = Location.parse("slow://late/out.jsonl")
     source = Location.parse("in.jsonl")
     task = Task(model="slow", input=source, output=place, errors=None, column="s", result="output")
-    async with open_broker(load_settings(service.config).settings) as broker:
-        running = asyncio.create_task(run(task, broker, told_progress.append))
+    async with open_broker(load_settings(service.config).settings) as broker, prepared(task) as ready:
+        running = asyncio.create_task(ready.run(broker, told_progress.append))
         assert await asyncio.to_thread(begun.wait, 30)
         running.cancel()
         told_to_stop.set()

@@ -125,15 +125,9 @@ def test_values_that_are_no_text_are_written_as_json(tmp_path: Path) -> None:
 
 def test_the_header_is_written_even_where_there_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    with open_writer(at(path), head=Head(("a", "b")), results=["b", "label"]) as writer:
+    with open_writer(at(path), head=Head(("a", "b")), results=["label"]) as writer:
         writer.commit()
     assert path.read_bytes() == b"a,b,label\n"
-
-
-def test_a_result_takes_the_place_of_a_column_of_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "out.csv"
-    write(path, out([{"label": "old", "text": "x"}], label="new"))
-    assert path.read_bytes() == b"label,text\nnew,x\n"
 
 
 def test_a_row_with_a_column_that_the_header_lacks_is_refused(tmp_path: Path) -> None:

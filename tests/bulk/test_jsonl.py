@@ -116,8 +116,8 @@ def test_reading_on_skips_rows_good_and_bad(path: Path, start: int) -> None:
     ("content", "reason"),
     [
         (b"\xff\xfe{\0}\0", "it is UTF-16"),
-        (gzip.compress(b"{}", mtime=0), r"packed with gzip: its name should end in \.gz"),
-        (b"\x28\xb5\x2f\xfd....", r"packed with zstd: its name should end in \.zst"),
+        (gzip.compress(b"{}", mtime=0), r"packed with gzip: its name, or --input-format, should end in \.gz"),
+        (b"\x28\xb5\x2f\xfd....", r"packed with zstd: its name, or --input-format, should end in \.zst"),
         (b"PAR1....", "it is a Parquet file"),
     ],
 )
@@ -151,9 +151,9 @@ def test_how_far_a_file_has_been_read_is_known(tmp_path: Path, suffix: str) -> N
     path = tmp_path / f"in.jsonl{suffix}"
     write(path, out([{"a": 1}]))
     with read_rows(at(path)) as rows:
-        assert rows.read_ratio() == 0
+        assert rows.ratio() == 0
         list(rows)
-        assert rows.read_ratio() == 1
+        assert rows.ratio() == 1
 
 
 def test_what_json_lacks_is_written_as_text_or_number() -> None:

@@ -9,7 +9,8 @@ from bulk.errors import BulkError, InputFailed, UnsupportedFormat
 from bulk.formats import Format, format_of
 from bulk.locations import Location, open_text, without_credentials
 from bulk.reading import read_rows
-from tests.bulk.files import at
+from tests.bulk.files import at, out
+from tests.bulk.files import write as put
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,15 @@ def test_files_are_closed_when_the_rows_are(tmp_path: Path) -> None:
 )
 def test_credentials_are_not_shown(told: str, shown: str) -> None:
     assert without_credentials(told) == shown
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.jsonl.gz", "in.csv.zst", "in.parquet"])
+@pytest.mark.parametrize("count", [100, 5000])
+def test_how_much_was_given_as_rows_is_told_at_every_row(tmp_path: Path, name: str, count: int) -> None:
+    digits = [f"{number * 2654435761 % 2**32:010}" for number in range(4 * count)]
+    put(tmp_path / name, out([{"text": " ".join(digits[4 * number : 4 * number + 4])} for number in range(count)]))
+    with read_rows(at(tmp_path / name)) as rows:
+        for row in rows:
+            ratio = rows.ratio()
+            assert ratio is not None
+            assert abs(ratio - (row.number + 1) / count) < 0.05

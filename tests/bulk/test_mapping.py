@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from functools import partial
 from itertools import count, islice
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_row_that_fails_is_raised_or_given(settings: Settings) -> None:
     with pytest.raises(bulk.RowFailed, match="row 2: ArithmeticError: minus one"):
         next(answers)
     given = list(bulk.map([1, 2, -1, 3], model="picky", settings=settings, on_error="return"))
-    assert given == [1.0, 2.0, bulk.Failure("ArithmeticError", "minus one cannot be served"), 3.0]
+    assert given == [1.0, 2.0, bulk.Failure(2, "ArithmeticError", "minus one cannot be served"), 3.0]
 
 
 def test_what_is_left_early_does_not_run(service: Bulk, settings: Settings) -> None:
@@ -99,12 +100,37 @@ def test_a_source_that_fails_is_heard(settings: Settings) -> None:
 
     with pytest.raises(OSError, match="the source is gone"):
         list(bulk.map(rows(), model="echo", settings=settings))
-    with pytest.raises(TypeError):
-        list(bulk.map([object()], model="echo", settings=settings))
 
 
-def test_what_cannot_be_is_told(settings: Settings) -> None:
+async def test_a_row_that_is_no_json_fails_as_a_row(settings: Settings) -> None:
+    rows = [1, object(), {2}, 3]
+    first, *others = bulk.map(iter(rows), model="echo", settings=settings, on_error="return")
+    assert (first, others[2]) == (1, 3)
+    assert [(failure.number, failure.type) for failure in others[:2]] == [(1, "InvalidInput"), (2, "InvalidInput")]
+    assert repr(others[0]).startswith("Failure(number=1, type='InvalidInput', message='it has no form in JSON")
+    with pytest.raises(bulk.RowFailed, match="row 1: InvalidInput: it has no form in JSON"):
+        list(bulk.map(rows, model="echo", settings=settings))
+
+    async def slowly() -> AsyncIterator[object]:
+        for row in rows:
+            yield row
+
+    answers = [answer async for answer in bulk.amap(slowly(), model="echo", settings=settings, on_error="return")]
+    assert answers == [1, *others]
+
+
+def test_what_cannot_be_is_told_by_the_call(settings: Settings) -> None:
+    ask: Callable[..., object] = partial(bulk.map, model="echo", settings=settings)
     with pytest.raises(ValueError, match="there is no model 'none'"):
-        list(bulk.map([1], model="none", settings=settings))
-    with pytest.raises(ValueError, match="at least one row"):
-        list(bulk.map([1], model="echo", window=0, settings=settings))
+        ask([1], model="none")
+    with pytest.raises(ValueError, match="at least one row, not 0"):
+        ask([1], window=0)
+    with pytest.raises(TypeError, match="window is a whole number of rows, not 'x'"):
+        ask([1], window="x")
+    with pytest.raises(ValueError, match="on_error is one of raise or return, not 'bah'"):
+        ask([1], on_error="bah")
+    for rows in ("a text", b"bytes", {"text": "one"}):
+        with pytest.raises(TypeError, match="rows is one row"):
+            ask(rows)
+    with pytest.raises(TypeError, match="not iterable"):
+        ask(5)

@@ -121,9 +121,9 @@ def test_reading_on_begins_at_any_row(path: Path, start: int) -> None:
 def test_how_far_a_file_has_been_read_is_known(path: Path) -> None:
     pq.write_table(pa.table({"n": list(range(100))}), path)
     with read_rows(at(path), start=50) as rows:
-        assert rows.read_ratio() == 0.5
+        assert rows.ratio() == 0.5
         list(rows)
-        assert rows.read_ratio() == 1
+        assert rows.ratio() == 1
 
 
 def test_a_value_that_cannot_be_read_spoils_its_row_alone(path: Path) -> None:
@@ -240,15 +240,6 @@ def test_text_columns_of_csv_stay_text_in_parquet(tmp_path: Path) -> None:
     written = pq.read_table(tmp_path / "out.parquet")
     assert written.schema.types == [pa.string(), pa.string(), pa.float64()]
     assert written.to_pylist() == [{"id": "007", "text": "", "score": 0.1}]
-
-
-def test_a_result_takes_the_place_of_a_column_of_its_name(path: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"label": [1, 2], "text": ["a", "b"]}), path)
-    copied(path, tmp_path / "out.parquet", label="new")
-    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [
-        {"label": "new", "text": "a"},
-        {"label": "new", "text": "b"},
-    ]
 
 
 def test_vectors_of_numpy_are_written_as_they_are(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.core import url_to_fs
 
 from bulk.errors import InputFailed, OutputExists, OutputFailed, SchemaMismatch
 from bulk.fingerprint import Fingerprint
-from bulk.locations import REMOTE_READ_BYTES, upload
+from bulk.locations import REMOTE_READ_BYTES, check_writable, exists, upload
 from bulk.writing import finish_output, open_writer
 from tests.bulk.files import at, columns_of, out, rows_of
 
@@ -136,6 +137,8 @@ def test_a_remote_fingerprint_changes_with_the_content_alone(store: str) -> None
     put(url, b'{"a": 1}\n')
     before = Fingerprint.of(at(url))
     assert before.difference(Fingerprint.of(at(url))) is None
+    put(url, b'{"a": 1}\n')
+    assert store != "s3://rows" or before.difference(Fingerprint.of(at(url))) is None
     put(url, b'{"a": 2}\n')
     assert before.difference(Fingerprint.of(at(url)))
     put(url, b'{"a": 22}\n')
@@ -150,3 +153,17 @@ def test_a_scheme_that_nothing_opens_is_named() -> None:
 def test_a_scheme_whose_package_is_missing_says_what_to_install() -> None:
     with pytest.raises(InputFailed, match=r"pip install 'sheaf\[gcs\]'"):
         rows_of("gs://a/b.jsonl")
+
+
+def test_a_place_is_seen_to_take_a_file_and_keeps_nothing_of_that(store: str) -> None:
+    check_writable(at(f"{store}/out.jsonl"))
+    location = at(f"{store}/out.jsonl")
+    assert not exists(location)
+    files, path = url_to_fs(store)
+    files.invalidate_cache()
+    assert files.ls(path) == []
+
+
+def test_a_place_that_takes_no_files_is_told_by_its_bucket(s3: str) -> None:
+    with pytest.raises(OutputFailed, match=r"out\.jsonl: there is no bucket or folder s3://no-such-bucket/a"):
+        check_writable(at("s3://no-such-bucket/a/out.jsonl"))

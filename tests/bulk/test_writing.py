@@ -81,7 +81,7 @@ def test_an_unfinished_output_that_lost_something_is_not_resumed(path: Path, los
         os.truncate(growing, position - 1)
     if lost == "all":
         growing.rmdir() if growing.is_dir() else growing.unlink()
-    with pytest.raises(NotResumable, match="start anew"):
+    with pytest.raises(NotResumable, match="--overwrite begins anew"):
         open_writer(at(path), resume_at=position)
 
 
@@ -99,7 +99,7 @@ def test_what_an_unfinished_run_left_is_not_thrown_away_unless_asked(path: Path)
 
 def test_an_output_that_is_there_is_not_replaced_unless_asked(path: Path) -> None:
     path.write_text("precious")
-    with pytest.raises(OutputExists, match="ask to overwrite it"):
+    with pytest.raises(OutputExists, match="replace it with --overwrite"):
         open_writer(at(path))
     with open_writer(at(path), overwrite=True) as writer:
         writer.write(out(ROWS))
