@@ -30,6 +30,8 @@ class Checkpoint:
     output_format: str
     errors: str | None
     options: dict[str, JsonValue]
+    #: Whom the run's jobs belong to in the broker; "" for a run that has no name of its own there.
+    owner: str = ""
     #: Rows of the input, bad ones too, of which all is written: the number of the row to go on with.
     rows_done: NonNegativeInt = 0
     output_position: NonNegativeInt = 0

@@ -51,6 +51,9 @@ PAUSE_GRACE_S = 5.0
 #: Seconds between looks at what is to be taken back: a submit may be under way.
 TAKE_BACK_EVERY_S = 0.1
 
+#: Jobs of an earlier process that are looked up together.
+CLEARED_TOGETHER = 500
+
 #: Takes the most that are wanted; gives the next items, and none at the end.
 Take = Callable[[int], Awaitable[Sequence[Item]]]
 
@@ -123,6 +126,22 @@ class Engine:
             for future in left:
                 future.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+
+    async def clear(self) -> None:
+        """Take back, and forget, what an earlier process of the run has left at the broker: nobody would read it."""
+        left: list[tuple[int, str]] = []
+        while page := await patiently(
+            partial(self._broker.overview.listed, self._owner, left[-1] if left else None, CLEARED_TOGETHER)
+        ):
+            left += page
+        for _, job_id in left:
+            try:
+                cancelled = await patiently(partial(self._broker.cancel, job_id)) is not None
+            except JobEnded:
+                cancelled = False
+            # That it was cancelled stays there for a while: a worker that has begun it would else store its result.
+            if not cancelled:
+                await patiently(partial(self._broker.forget, self._owner, job_id))
 
     async def abandon(self) -> None:
         """Cancel what has not ended; for a run that ends before its rows do."""

@@ -96,6 +96,7 @@ class Task:
             output_format=format_of(self.output, self.output_format) + (self.output.packed or ""),
             errors=None if self.errors is None else self.errors.url,
             options=options | {"id column": self.id_column},
+            owner=_new_owner(),
         )
 
 
@@ -274,8 +275,11 @@ class Prepared:
             assert self._checkpoint is not None
             await asyncio.to_thread(_finish, self._task, self._checkpoint)
             return Progress.of(self._checkpoint)
-        owner = f"bulk-{uuid.uuid4().hex[:12]}"
+        earlier = "" if self._checkpoint is None else self._checkpoint.owner
+        owner = earlier or _new_owner()
         engine = Engine(broker, self._task.model, owner=owner, window=self._task.window, steering=steering)
+        if earlier:
+            await engine.clear()
 
         def told() -> None:
             files.progress = replace(files.progress, paused_s=steering.paused_s)
@@ -313,7 +317,7 @@ def _begun(task: Task) -> Checkpoint | None:
         return None
     new = task.checkpoint()
     found = Checkpoint.load(task.checkpoint_path)
-    if found is None or task.overwrite:
+    if found is None or (task.overwrite and not task.resume):
         if task.resume and not task.overwrite and exists(task.output):
             raise NothingToResume(task.output.url)
         _check_free(task)
@@ -325,6 +329,10 @@ def _begun(task: Task) -> Checkpoint | None:
         )
     found.check(new)
     return found
+
+
+def _new_owner() -> str:
+    return f"bulk-{uuid.uuid4().hex[:12]}"
 
 
 def _check_free(task: Task) -> None:

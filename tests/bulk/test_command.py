@@ -144,6 +144,7 @@ def test_a_json_line_with_a_column_of_the_results_name_fails(service: Bulk, tmp_
 
 def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(4000)])
+    before_all = set(service.kept())
     arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256")
     for kills in range(2):
         before = checkpoint(tmp_path)["rows_done"]
@@ -159,6 +160,26 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(service: Bulk, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed_from"] > 0
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(4000))
+    # Of what killed ones had under way nothing is left, unless that it was cancelled.
+    with redis.Redis.from_url(service.broker.url) as client:
+        left = {key for key in service.kept() if key.startswith(b"celery-task-meta-")} - before_all
+        stored = [json.loads(client.get(key) or b"") for key in left]
+    assert {result["sheaf"]["status"] for result in stored} <= {"cancelled"}
+
+
+def test_what_is_asked_to_be_resumed_and_overwritten_goes_on_where_it_was(service: Bulk, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [{"id": number, "s": 0.05} for number in range(2000)])
+    write(tmp_path / "out.jsonl", [{"id": "old"}])
+    arguments = ("in.jsonl", "out.jsonl", "--model", "slow", "--column", "s", "--window", "256", "--overwrite")
+    process = service.begin(*arguments, folder=tmp_path)
+    wait_until(lambda: int(str(checkpoint(tmp_path)["rows_done"])) > 0, description="rows are done")
+    process.kill()
+    process.wait()
+    assert read(tmp_path / "out.jsonl") == [{"id": "old"}]
+    done = service.bulk(*arguments, "--resume", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_from"] > 0
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == list(range(2000))
 
 
 def test_a_runner_that_is_told_to_stop_takes_back_what_it_has_not_done(service: Bulk, tmp_path: Path) -> None:
