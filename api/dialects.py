@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -29,7 +30,7 @@ class _Route(APIRoute, ABC):
             except (Problem, BrokerError) as error:
                 problem = of(error)
                 extra = {**problem.extra, "error": self.error(problem)}
-                raise Problem(problem.kind, problem.detail, extra, problem.headers) from None
+                raise replace(problem, extra=extra) from None
 
         return told
 

@@ -189,7 +189,10 @@ MODEL_FAILED = Kind(
     503, "model-failed", "The model could not be loaded", "Tell whoever runs it: `detail` says why it did not load."
 )
 BROKER_UNAVAILABLE = Kind(
-    503, "broker-unavailable", "The broker cannot take or give jobs now", "Try again after `Retry-After` seconds."
+    503,
+    "broker-unavailable",
+    "The broker cannot take or give jobs now",
+    "Try again after `Retry-After` seconds; the log says the cause, under the `request_id`.",
 )
 QUEUE_FULL = Kind(
     503,
@@ -198,7 +201,10 @@ QUEUE_FULL = Kind(
     "Try again after `Retry-After` seconds: by then, as fast as the queue is drained now, there is room.",
 )
 UNSUPPORTED_BROKER = Kind(
-    503, "unsupported-broker", "The broker's version is too old", "Run a newer Valkey or Redis; `detail` says which."
+    503,
+    "unsupported-broker",
+    "The broker's version is too old",
+    "Run a newer Valkey or Redis; the log says which, under the `request_id`.",
 )
 
 #: What each error of the broker is to a caller.
