@@ -63,8 +63,8 @@ PRIORITY_FORBIDDEN = Kind(
 CROSS_ORIGIN = Kind(
     403,
     "cross-origin",
-    "A page of another origin may not upload",
-    "Upload from a program, or from a page that this server itself has served.",
+    "A page of another origin may change nothing",
+    "Send it from a program, or from a page that this server itself has served; or create a key.",
 )
 FILE_QUOTA = Kind(
     403,
