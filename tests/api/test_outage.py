@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from tests.api.front import Front, front
+from tests.api.test_events import following
 from tests.conftest import wait_until
 
 JOB = {"model": "echo", "input": 1}
@@ -88,3 +89,69 @@ def test_what_a_broker_that_takes_no_writes_says_is_not_told_either(tmp_path: Pa
 
 def _says(word: str, made: Front, answer: httpx.Response) -> bool:
     return word in causes(made, answer)
+
+
+def test_a_stream_of_events_lives_through_a_restart_of_the_broker(tmp_path: Path) -> None:
+    with front(tmp_path) as made, made.client() as client:
+        job_id = submitted(client)
+        with following(client, job_id) as events:
+            assert next(events).name == "queued"
+            made.broker.stop()
+            wait_until(lambda: client.get("/readyz").json()["type"].endswith("broker-unavailable"), description="away")
+            made.broker.start()
+            wait_until(lambda: cancelled(made, job_id), description="it is cancelled")
+            assert [event.name for event in events] == ["cancelled"]
+
+
+def test_a_stream_of_events_waits_for_a_broker_that_stands_and_does_not_serve(tmp_path: Path) -> None:
+    with front(tmp_path) as made, made.client() as client, redis.Redis.from_url(made.broker.url) as plain:
+        job_id = submitted(client)
+        with following(client, job_id) as events:
+            assert next(events).name == "queued"
+            refuse_writes(plain)
+            plain.config_set("maxmemory", 0)
+            wait_until(lambda: cancelled(made, job_id), description="it is cancelled")
+            assert [event.name for event in events] == ["cancelled"]
+
+
+def test_a_stream_that_ends_early_goes_on_where_it_was(tmp_path: Path) -> None:
+    wait_no_longer = {"max_wait_s": 0.5}
+    with (
+        front(tmp_path, api=wait_no_longer) as made,
+        made.client() as client,
+        redis.Redis.from_url(made.broker.url) as plain,
+    ):
+        job_id = submitted(client)
+        with following(client, job_id) as events:
+            seen = next(events)
+            refuse_writes(plain)
+            assert list(events) == []
+        plain.config_set("maxmemory", 0)
+        wait_until(lambda: cancelled(made, job_id), description="it is cancelled")
+        with following(client, job_id, **{"Last-Event-ID": seen.id}) as events:
+            assert [event.name for event in events] == ["cancelled"]
+
+
+def submitted(client: httpx.Client) -> str:
+    job_id: str = client.post("/v1/jobs", json=JOB).raise_for_status().json()["id"]
+    return job_id
+
+
+def cancelled(made: Front, job_id: str) -> bool:
+    with made.client() as client:
+        return client.post(f"/v1/jobs/{job_id}/cancel").status_code in (200, 409)
+
+
+def refuse_writes(plain: redis.Redis) -> None:
+    """From now on; whoever follows a job has looked up, and was refused."""
+    refused = rejected(plain)
+    plain.config_set("maxmemory", 1)
+    plain.client_kill_filter(_type="pubsub")
+    wait_until(lambda: rejected(plain) > refused, description="who follows looks up, and is refused")
+
+
+def rejected(plain: redis.Redis) -> int:
+    """How often the server refused what only those send who follow a job."""
+    stats = plain.info("commandstats")
+    assert isinstance(stats, dict)
+    return int(stats.get("cmdstat_zadd", {}).get("rejected_calls", 0))
