@@ -235,13 +235,15 @@ async def answered(
         if not submitted.repeated:
             await _cancel(shared, submitted.id)
         found = await shared.broker.fetch(submitted.id)
+    headers = told(job, submitted)
     if found is None or found.status is JobStatus.CANCELLED or not found.ended:
         if shared.envelope.stopping.is_set():
-            raise Problem(kinds.NOT_READY, "the server is stopping: send it again")
-        raise Problem(kinds.NOT_IN_TIME, f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled")
+            raise Problem(kinds.NOT_READY, "the server is stopping: send it again", headers=headers)
+        said = f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled"
+        raise Problem(kinds.NOT_IN_TIME, said, headers=headers)
     if found.error is not None:
-        raise failed(found.error.type, found.error.message, "input")
-    return found, told(job, submitted)
+        raise failed(found.error.type, found.error.message, "input", headers)
+    return found, headers
 
 
 async def _cancel(shared: state.ApiState, job_id: str) -> None:
@@ -267,11 +269,11 @@ def told(job: NewJob, submitted: Submitted) -> dict[str, str]:
     return headers
 
 
-def failed(error_type: str, message: str, path: str) -> Problem:
+def failed(error_type: str, message: str, path: str, headers: Mapping[str, str]) -> Problem:
     """What the failure of a row, or of a whole job, is to a caller who waits for nothing but its result."""
     if error_type == rows.INVALID_INPUT:
-        return problems.wrong(path, message)
-    return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
+        return replace(problems.wrong(path, message), headers=headers)
+    return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def of_broker(error: BrokerError) -> Problem:
     headers: dict[str, str] = {}
     if isinstance(error, _PASSING):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, TooFast | TooManyOpen) and error.rate is not None:
-        headers |= rate_headers(error.rate, error.state)
+    if error.standing is not None:
+        headers |= rate_headers(*error.standing)
     extra: dict[str, object] = {}
     if isinstance(error, FileQuota):
         extra = {"used_bytes": error.used_bytes, "quota_bytes": error.quota_bytes}
