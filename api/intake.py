@@ -30,6 +30,10 @@ from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
+#: How deep a row, or metadata, may be nested.
+MAX_LEVELS = 250
+#: What can be written. Source: orjson's README, "dumps".
+WRITTEN_LEVELS = 254
 #: Of a body; far more than there are.
 MAX_FIELDS = 64
 
@@ -131,11 +135,13 @@ async def new_job(
         id=chosen_id or str(uuid.uuid4()),
         model=wanted.model,
         queue=queue_name(wanted.model),
-        payload=_written("inputs", {"inputs": wanted.inputs}) if many else _written("input", {"input": wanted.input}),
+        payload=_written("inputs", {"inputs": wanted.inputs}, 2)
+        if many
+        else _written("input", {"input": wanted.input}, 1),
         priority=PRIORITIES[priority],
         created_at=now,
         expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
-        metadata=_written("metadata", wanted.metadata) if wanted.metadata else b"{}",
+        metadata=_written("metadata", wanted.metadata, 0) if wanted.metadata else b"{}",
         many=many,
         request_id=request.state.request_id,
         owner=caller.owner,
@@ -359,9 +365,15 @@ def fingerprint(request: Request, body: bytes) -> str:
     return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
 
 
-def _written(field: str, value: object) -> bytes:
+def _written(field: str, value: object, above: int) -> bytes:
+    """As JSON. Raises `Problem` when what is `above` levels within it is nested too deeply."""
+    # Whoever writes it counts its levels: within so many more it finds the one that is too many, at no cost.
+    spare = WRITTEN_LEVELS - MAX_LEVELS - above
+    for _ in range(spare):
+        value = [value]
     try:
-        return orjson.dumps(value)
+        written = orjson.dumps(value)
     except TypeError:
         # The only thing that can be read and not written again.
-        raise problems.wrong(field, "it is nested too deeply: 250 levels at most") from None
+        raise problems.wrong(field, f"it is nested too deeply: {MAX_LEVELS} levels at most") from None
+    return written[spare : len(written) - spare]

@@ -220,10 +220,15 @@ def test_only_fields_that_the_request_may_have_are_suggested(
 
 @pytest.mark.parametrize("field", ["input", "inputs", "metadata"])
 def test_a_field_that_is_nested_too_deeply_is_named(gate: Front, field: str) -> None:
-    nested = json.loads("[" * 255 + "]" * 255)
-    given = {"metadata": {"input": 1, "metadata": {"deep": nested}}}.get(field, {field: nested})
+    deepest = json.loads("[" * 250 + "]" * 250)
+
+    def job(row: list[object]) -> dict[str, object]:
+        given = {"input": row, "inputs": [1, row], "metadata": {"deep": row[0]}}
+        return {"model": "echo", field: given[field]} | ({"input": 1} if field == "metadata" else {})
+
     with gate.client(gate.key("wrong")) as client:
-        answer = client.post("/v1/jobs", json={"model": "echo"} | given)
+        assert client.post("/v1/jobs", json=job(deepest)).status_code == 202
+        answer = client.post("/v1/jobs", json=job([deepest]))
     assert answer.status_code == 422
     assert answer.json()["errors"] == [{"field": field, "message": "it is nested too deeply: 250 levels at most"}]
 
