@@ -119,13 +119,14 @@ async def new_job(
     """The job that is wanted, ready to be submitted. Raises `Problem` for what cannot be served."""
     model = shared.model(wanted.model)
     many = wanted.inputs is not None
+    field = "inputs" if many else "input"
     try:
         if wanted.inputs is not None:
             rows.check_inputs(model.task, wanted.inputs)
         else:
             rows.check_input(model.task, wanted.input)
     except ValidationError as error:
-        raise problems.of_validation(error, None, "inputs" if many else "input") from None
+        raise problems.of_validation(error, None, field) from None
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = idempotency_key(request)
@@ -135,9 +136,7 @@ async def new_job(
         id=chosen_id or str(uuid.uuid4()),
         model=wanted.model,
         queue=queue_name(wanted.model),
-        payload=_written("inputs", {"inputs": wanted.inputs}, 2)
-        if many
-        else _written("input", {"input": wanted.input}, 1),
+        payload=_written(field, {field: wanted.inputs if many else wanted.input}, 2 if many else 1),
         priority=PRIORITIES[priority],
         created_at=now,
         expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
