@@ -12,13 +12,14 @@ import logging
 import re
 import time
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from api import kinds
 from api.headers import header
 from api.hosts import is_address
-from api.problems import Problem
+from api.problems import Problem, shown
 from api.schemas import PRIORITIES, PriorityName
 from broker import AccessKey, AsyncBroker, BrokerUnavailable, JobState, Quota, Scope, Webhook
 from broker.access import key_id, matches
@@ -31,6 +32,8 @@ REFRESH_EVERY_S = 1.0
 LOOK_AGAIN_S = 0.1
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+#: Methods that change nothing (RFC 9110, section 9.2.1).
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _CHALLENGE = {"www-authenticate": 'Bearer realm="sheaf"'}
 
 
@@ -99,6 +102,7 @@ class Gate:
         if not await self._closed(token):
             if self._required:
                 _refuse_other_hosts(request)
+            _refuse_other_origins(request)
             # Nobody is asked to prove anything, but those who come with a token get a share of their own.
             return Caller("" if token is None else hashlib.sha256(token.encode()).hexdigest()[:16])
         key = None if token is None else await self._known(token)
@@ -177,4 +181,23 @@ def _refuse_other_hosts(request: Request) -> None:
             kinds.MISDIRECTED,
             f"without keys this server answers to its address only, not to the name {host!r}: call it by its address, "
             "or create a key (`sheaf keys create`)",
+        )
+
+
+def _refuse_other_origins(request: Request) -> None:
+    """A web page may have a browser send forms, and requests without a body, to any address without asking."""
+    if request.method in _SAFE:
+        return
+    site, origin = header(request, b"sec-fetch-site"), header(request, b"origin")
+    if site is not None:
+        # What the browser knows better than we do behind a proxy: W3C, Fetch Metadata Request Headers, section 2.4.
+        foreign = site not in ("same-origin", "none")
+    else:
+        foreign = origin is not None and urlsplit(origin).netloc != header(request, b"host")
+    if foreign:
+        page = "another origin" if origin is None else shown(origin)
+        raise Problem(
+            kinds.CROSS_ORIGIN,
+            f"without keys a page of {page} may change nothing here: send it from a program, or create a key "
+            "(`sheaf keys create`)",
         )

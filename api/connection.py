@@ -2,11 +2,12 @@
 
 uvicorn's protocol parses and answers; it bounds neither the head of a request nor the time in which it comes, and what
 it refuses it refuses in plain text. Invariants: a caller that owes something is gone when its time is over, what is
-held for one connection is bounded, and nobody is answered twice.
+held for one connection is bounded, nobody is answered twice, and whoever came first is answered first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import sys
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api import kinds, problems
@@ -32,8 +34,10 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8_192
-#: Requests that wait on a connection for the answers of those before them.
+#: When so many requests wait on a connection for the answers of those before them, no more is taken from it.
 MAX_PIPELINED = 32
+#: What is parsed at once, unless it is of one body: it may hold some dozens of requests more.
+PARSED_BYTES = 1024
 #: Bytes a second that a body must have on average, beyond the first `body_timeout_s`.
 MIN_BODY_RATE = 1024
 #: Seconds for which a refused caller may still send: closed at once, it might never see the answer.
@@ -70,6 +74,7 @@ class _Now:
         "came",
         "close_at",
         "content",
+        "declared",
         "fault",
         "gone",
         "headers_bytes",
@@ -77,8 +82,10 @@ class _Now:
         "in_body",
         "max_body_bytes",
         "owed_since",
+        "refusal",
         "refused",
         "running",
+        "unparsed",
         "unread_since",
         "unsent",
     )
@@ -88,6 +95,10 @@ class _Now:
         self.refused = refused
         #: Why the parser was stopped.
         self.fault: Problem | None = None
+        #: What the last request that came is told, once those before it are answered.
+        self.refusal: Problem | None = None
+        #: What came, and is parsed when fewer requests wait.
+        self.unparsed: bytes | memoryview | None = None
         #: The request that is being answered, or was last; `cycle` is the last that came.
         self.running: RequestResponseCycle | None = None
         self.gone: Callable[[], None] | None = None
@@ -99,14 +110,35 @@ class _Now:
         #: Of the message that is under way: bytes that came, and those of them that were content.
         self.came = 0
         self.content = 0
+        #: What its Content-Length says.
+        self.declared = 0
         self.headers_bytes = 0
         self.unsent = 0
         self.unread_since = 0.0
         self.close_at: float | None = None
 
 
+class _Flow(FlowControl):
+    """Reads on only when what came before is parsed."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_writable_event = LightEvent(True)
+        self.held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+    def hold(self) -> None:
+        self.held = True
+        self.pause_reading()
+
+
 class Connection(HttpToolsProtocol):
     """Made by uvicorn, one a connection; `check` must be called every second or so."""
+
+    flow: _Flow
 
     def __init__(self, bounds: Bounds, refused: Callable[[Kind], None], **given: Any) -> None:
         super().__init__(**given)
@@ -115,7 +147,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.flow._is_writable_event = LightEvent(True)
+        self.flow = _Flow(transport)
         self._now.owed_since = self.loop.time()
         beyond = len(self.connections) - self._now.bounds.max_connections
         if beyond > MAX_TURNED_AWAY:
@@ -137,6 +169,7 @@ class Connection(HttpToolsProtocol):
     def _forget_request(self) -> None:
         """Whoever answers it learns that the caller is gone; uvicorn tells only the last of several."""
         self.pipeline.clear()
+        self._now.unparsed = self._now.refusal = None
         if self._now.running is not None and not self._now.running.response_complete:
             self._now.running.disconnected = True
             self._now.running.message_event.set()
@@ -158,15 +191,42 @@ class Connection(HttpToolsProtocol):
             self._now.max_body_bytes = max_bytes
 
     def data_received(self, data: bytes) -> None:
-        if self._now.close_at is not None:
+        if self._now.close_at is not None or self._now.refusal is not None:
             return
         self._now.heard_at = self.loop.time()
+        self._parse(data if self._now.unparsed is None else bytes(self._now.unparsed) + data)
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Parse what came until enough requests wait; the rest is held, and no more is read meanwhile."""
+        while data and len(self.pipeline) < MAX_PIPELINED:
+            size = max(PARSED_BYTES, self._now.declared - self._now.content)
+            if len(data) > size:
+                data = memoryview(data)
+            piece, data = data[:size], data[size:]
+            self.flow.held = bool(data)
+            self._parse_piece(piece)
+            if self._now.close_at is not None or self._now.refusal is not None or self.transport.is_closing():
+                return
+        self._now.unparsed = data or None
+        if data:
+            self.flow.hold()
+
+    def _parse_piece(self, piece: bytes | memoryview) -> None:
         if self._now.owed_since is None:
             self._now.owed_since = self._now.heard_at
-        self._now.came += len(data)
-        super().data_received(data)
+        self._now.came += len(piece)
+        super().data_received(piece)  # type: ignore[arg-type]  # the parser takes any buffer
         if self._now.owed_since is not None and not self.transport.is_closing() and (fault := self._excess()):
             self._refuse(fault)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self._now.unparsed is not None:
+            self._parse(self._now.unparsed)
+        if self._now.refusal is not None and self._now.running is not None and self._now.running.response_complete:
+            self._close_with(self._now.refusal)
 
     def _excess(self) -> Problem | None:
         """What is wrong with the size of a message that is under way."""
@@ -183,8 +243,6 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"] |= {"when_gone": self.when_gone, "allow_body": self.allow_body}
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(kinds.BAD_REQUEST, f"more than {MAX_PIPELINED} requests wait for an answer on a connection")
         self._turn(self._now.heard_at, in_body=False)
 
     def on_url(self, url: bytes) -> None:
@@ -212,6 +270,7 @@ class Connection(HttpToolsProtocol):
         if upgrade:
             self.cycle.keep_alive = False
         self._turn(self._now.heard_at, in_body=True)
+        self._now.declared = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
 
     def _check_head(self) -> None:
         """What RFC 9112 wants of a head and the parser lets through: two readers of it must not read it differently."""
@@ -264,7 +323,7 @@ class Connection(HttpToolsProtocol):
         self._now.owed_since = owed_since
         self._now.in_body = in_body
         self._now.max_body_bytes = self._now.bounds.max_body_bytes
-        self._now.came = self._now.content = self._now.headers_bytes = 0
+        self._now.came = self._now.content = self._now.headers_bytes = self._now.declared = 0
 
     def _stop(self, kind: Kind, detail: str) -> NoReturn:
         raise self._stopped(Problem(kind, detail))
@@ -315,28 +374,40 @@ class Connection(HttpToolsProtocol):
         """Called by uvicorn when the server stops: it waits for answers, and not for what callers have yet to send."""
         if self._now.owed_since is not None and self._now.in_body:
             self._refuse(Problem(kinds.NOT_READY, "the server is stopping"))
+        self._now.unparsed = None
         if self._now.close_at is not None:
             self.transport.close()
         else:
             super().shutdown()
 
     def _refuse(self, fault: Problem) -> None:
-        """Answer with this where the caller can tell what it answers; take nothing more, and close."""
+        """Answer with this where the caller can tell what it answers; take nothing more, and close.
+
+        Requests that came before are answered first.
+        """
         self._now.refused(fault.kind)
         log.debug("A connection was refused.", extra={"kind": fault.kind.slug, "client": self.client})
         running = self._now.running
-        answerable = (
-            running is None
-            or running.response_complete
-            or (self._now.in_body and running is self.cycle and not running.response_started)
-        )
-        self._forget_request()
-        if not answerable:
+        if running is None or running.response_complete:
+            self._close_with(fault)
+        elif not (self._now.in_body and running is self.cycle):
+            if self._now.in_body:
+                # It waits there, and is not to be answered.
+                del self.pipeline[0]
+            self._now.refusal, self._now.unparsed, self._now.owed_since = fault, None, None
+            self.flow.hold()
+        elif running.response_started:
+            self._forget_request()
             self.transport.abort()
-            return
+        else:
+            self._close_with(fault)
+
+    def _close_with(self, fault: Problem) -> None:
+        self._forget_request()
         self.transport.write(_written(fault, self.server_state.default_headers))
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self.flow.held = False
         self.flow.resume_reading()
         self._now.close_at = self.loop.time() + LINGER_S
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -33,8 +34,7 @@ class DialectRoute(APIRoute, ABC):
 
     def in_its_words(self, problem: Problem) -> Problem:
         """The problem with what the protocol's clients look for."""
-        extra = {**problem.extra, "error": self.error(problem)}
-        return Problem(problem.kind, problem.detail, extra, problem.headers)
+        return replace(problem, extra={**problem.extra, "error": self.error(problem)})
 
 
 class OpenAIRoute(DialectRoute):

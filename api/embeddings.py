@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -64,11 +65,11 @@ async def embed(request: Request) -> Response:
     del body, job_request
     wanted.input = []
     ended, headers = await intake.answered(request, shared, caller, job)
-    answer = wanted.answer(_vectors(ended), ended.input_tokens or 0)
+    answer = wanted.answer(_vectors(ended, headers), ended.input_tokens or 0)
     return views.response(orjson.dumps(answer), 200, headers, ended)
 
 
-def _vectors(ended: JobState) -> list[list[float]]:
+def _vectors(ended: JobState, headers: Mapping[str, str]) -> list[list[float]]:
     """The rows' vectors. Raises `Problem` when one failed."""
     assert ended.result is not None
     result: Any = orjson.loads(ended.result)
@@ -76,5 +77,5 @@ def _vectors(ended: JobState) -> list[list[float]]:
         return [result]
     for index, row in enumerate(result):
         if "error" in row:
-            raise intake.failed(row["error"]["type"], row["error"]["message"], f"input.{index}")
+            raise intake.failed(row["error"]["type"], row["error"]["message"], f"input.{index}", headers)
     return [row["output"] for row in result]

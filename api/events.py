@@ -6,7 +6,9 @@ Nothing is kept for it: each event is a state that the job is in, and its id say
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -24,6 +26,9 @@ from broker import BrokerUnavailable, JobState, JobStatus, Scope
 
 #: Seconds between signs of life, so that nothing on the way takes the connection for dead.
 ALIVE_EVERY_S = 15.0
+#: Seconds between looks for a broker that is away, for the first time and at most.
+LOOK_AGAIN_S = 0.25
+MAX_LOOK_AGAIN_S = 5.0
 #: What clients are told to wait before they connect again, milliseconds.
 RETRY_MS = 1000
 #: The place of the last event; those before it are `(attempt, rows done)`.
@@ -84,14 +89,23 @@ async def events(request: Request, job_id: JobId) -> Response:
 
 async def _told(shared: state.ApiState, caller: Caller, job_id: str, after: tuple[int, int]) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RETRY_MS)
+    away_since, pause_s = None, LOOK_AGAIN_S
     with shared.broker.waiter(job_id) as waiter:
         while not shared.envelope.stopping.is_set() and shared.gate.admits(caller):
             try:
                 await shared.broker.watch(job_id)
                 found = await shared.broker.fetch(job_id)
             except BrokerUnavailable:
-                # The client comes back, to whoever has a broker then.
-                return
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since >= shared.settings.api.max_wait_s:
+                    # The client comes back, to whoever has a broker then.
+                    return
+                # Woken when its connection stands again; what it says before it serves is no word of that.
+                await waiter.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, MAX_LOOK_AGAIN_S)
+                yield KEEPALIVE_COMMENT
+                continue
+            away_since, pause_s = None, LOOK_AGAIN_S
             if found is None:
                 return
             for event in _events(found):

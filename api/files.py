@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import orjson
 from fastapi import APIRouter, Path, Query
@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from api import kinds, state, uploads, views
 from api.auth import Caller
 from api.dialects import OpenAIRoute
-from api.headers import header
 from api.openapi import form_body
 from api.problems import Problem, described, shown, wrong
 from api.uploads import MAX_TTL_S, MIN_TTL_S
@@ -88,7 +87,6 @@ class FileDeleted(BaseModel):
         200: {"model": FileView},
         **described(
             kinds.BAD_REQUEST,
-            kinds.CROSS_ORIGIN,
             kinds.FILE_QUOTA,
             kinds.FILE_TOO_LARGE,
             kinds.MEDIA_TYPE_REFUSED,
@@ -103,7 +101,6 @@ async def upload(request: Request) -> Response:
     """Keeps a file for a batch, of any size up to `files.max_bytes`. It is stored as it comes."""
     shared = state.of(request)
     caller = await shared.gate.caller(request, KeyScope.SUBMIT)
-    _refuse_other_origins(request, caller)
     return _json(_view(await uploads.take(request, shared, caller)))
 
 
@@ -248,15 +245,6 @@ async def file_of(shared: state.ApiState, caller: Caller, file_id: str) -> FileR
     """A file that this caller may know of; None for any other."""
     found = await shared.broker.files.get(file_id) if is_file_id(file_id) else None
     return found if found is not None and caller.may_see(found.owner) else None
-
-
-def _refuse_other_origins(request: Request, caller: Caller) -> None:
-    """A form is what a web page may send to any address without asking; where no key is needed, it would be taken."""
-    origin = header(request, b"origin")
-    if caller.key is None and origin is not None and urlsplit(origin).netloc != header(request, b"host"):
-        raise Problem(
-            kinds.CROSS_ORIGIN, f"without keys a page of {shown(origin)} may not upload here: upload from a program"
-        )
 
 
 def _view(record: FileRecord) -> dict[str, Any]:

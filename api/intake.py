@@ -30,6 +30,10 @@ from webhooks import Refused
 
 #: Seconds after which a model that could not be loaded may be worth another try.
 RETRY_FAILED_MODEL_S = 60
+#: How deep a row, or metadata, may be nested.
+MAX_LEVELS = 250
+#: What can be written. Source: orjson's README, "dumps".
+WRITTEN_LEVELS = 254
 #: Of a body; far more than there are.
 MAX_FIELDS = 64
 
@@ -115,13 +119,14 @@ async def new_job(
     """The job that is wanted, ready to be submitted. Raises `Problem` for what cannot be served."""
     model = shared.model(wanted.model)
     many = wanted.inputs is not None
+    field = "inputs" if many else "input"
     try:
         if wanted.inputs is not None:
             rows.check_inputs(model.task, wanted.inputs)
         else:
             rows.check_input(model.task, wanted.input)
     except ValidationError as error:
-        raise problems.of_validation(error, None, "inputs" if many else "input") from None
+        raise problems.of_validation(error, None, field) from None
     priority = caller.priority(wanted.priority)
     now = time.time()
     key = idempotency_key(request)
@@ -131,11 +136,11 @@ async def new_job(
         id=chosen_id or str(uuid.uuid4()),
         model=wanted.model,
         queue=queue_name(wanted.model),
-        payload=_written("inputs", {"inputs": wanted.inputs}) if many else _written("input", {"input": wanted.input}),
+        payload=_written(field, {field: wanted.inputs if many else wanted.input}, 2 if many else 1),
         priority=PRIORITIES[priority],
         created_at=now,
         expires_at=None if wanted.timeout_s is None else now + wanted.timeout_s,
-        metadata=_written("metadata", wanted.metadata) if wanted.metadata else b"{}",
+        metadata=_written("metadata", wanted.metadata, 0) if wanted.metadata else b"{}",
         many=many,
         request_id=request.state.request_id,
         owner=caller.owner,
@@ -235,13 +240,15 @@ async def answered(
         if not submitted.repeated:
             await _cancel(shared, submitted.id)
         found = await shared.broker.fetch(submitted.id)
+    headers = told(job, submitted)
     if found is None or found.status is JobStatus.CANCELLED or not found.ended:
         if shared.envelope.stopping.is_set():
-            raise Problem(kinds.NOT_READY, "the server is stopping: send it again")
-        raise Problem(kinds.NOT_IN_TIME, f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled")
+            raise Problem(kinds.NOT_READY, "the server is stopping: send it again", headers=headers)
+        said = f"job {submitted.id} was not done within {wait_s:g} s, and was cancelled"
+        raise Problem(kinds.NOT_IN_TIME, said, headers=headers)
     if found.error is not None:
-        raise failed(found.error.type, found.error.message, "input")
-    return found, told(job, submitted)
+        raise failed(found.error.type, found.error.message, "input", headers)
+    return found, headers
 
 
 async def _cancel(shared: state.ApiState, job_id: str) -> None:
@@ -267,11 +274,11 @@ def told(job: NewJob, submitted: Submitted) -> dict[str, str]:
     return headers
 
 
-def failed(error_type: str, message: str, path: str) -> Problem:
+def failed(error_type: str, message: str, path: str, headers: Mapping[str, str]) -> Problem:
     """What the failure of a row, or of a whole job, is to a caller who waits for nothing but its result."""
     if error_type == rows.INVALID_INPUT:
-        return problems.wrong(path, message)
-    return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}")
+        return replace(problems.wrong(path, message), headers=headers)
+    return Problem(kinds.JOB_FAILED, f"{path}: {error_type}: {message}", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,9 +364,15 @@ def fingerprint(request: Request, body: bytes) -> str:
     return hashlib.sha256(b"%s %s\n%s" % (request.method.encode(), request.url.path.encode(), body)).hexdigest()
 
 
-def _written(field: str, value: object) -> bytes:
+def _written(field: str, value: object, above: int) -> bytes:
+    """As JSON. Raises `Problem` when what is `above` levels within it is nested too deeply."""
+    # Whoever writes it counts its levels: within so many more it finds the one that is too many, at no cost.
+    spare = WRITTEN_LEVELS - MAX_LEVELS - above
+    for _ in range(spare):
+        value = [value]
     try:
-        return orjson.dumps(value)
+        written = orjson.dumps(value)
     except TypeError:
         # The only thing that can be read and not written again.
-        raise problems.wrong(field, "it is nested too deeply: 250 levels at most") from None
+        raise problems.wrong(field, f"it is nested too deeply: {MAX_LEVELS} levels at most") from None
+    return written[spare : len(written) - spare]

@@ -64,8 +64,8 @@ PRIORITY_FORBIDDEN = Kind(
 CROSS_ORIGIN = Kind(
     403,
     "cross-origin",
-    "A page of another origin may not upload",
-    "Upload from a program, or from a page that this server itself has served.",
+    "A page of another origin may change nothing",
+    "Send it from a program, or from a page that this server itself has served; or create a key.",
 )
 FILE_QUOTA = Kind(
     403,
@@ -193,7 +193,10 @@ MODEL_FAILED = Kind(
     503, "model-failed", "The model could not be loaded", "Tell whoever runs it: `detail` says why it did not load."
 )
 BROKER_UNAVAILABLE = Kind(
-    503, "broker-unavailable", "The broker cannot take or give jobs now", "Try again after `Retry-After` seconds."
+    503,
+    "broker-unavailable",
+    "The broker cannot take or give jobs now",
+    "Try again after `Retry-After` seconds; the log says the cause, under the `request_id`.",
 )
 QUEUE_FULL = Kind(
     503,
@@ -202,7 +205,10 @@ QUEUE_FULL = Kind(
     "Try again after `Retry-After` seconds: by then, as fast as the queue is drained now, there is room.",
 )
 UNSUPPORTED_BROKER = Kind(
-    503, "unsupported-broker", "The broker's version is too old", "Run a newer Valkey or Redis; `detail` says which."
+    503,
+    "unsupported-broker",
+    "The broker's version is too old",
+    "Run a newer Valkey or Redis; the log says which, under the `request_id`.",
 )
 
 #: What each error of the broker is to a caller.

@@ -9,6 +9,7 @@ Source: KServe, "Open Inference Protocol (V2)", REST part.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any, Literal
 
@@ -260,7 +261,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     answer: dict[str, object] = {"model_name": name, "model_version": ended.version or model.version}
     if wanted.id is not None:
         answer["id"] = wanted.id
-    answer["outputs"] = [{"name": output, **_tensor(_outputs(ended), embeds)}]
+    answer["outputs"] = [{"name": output, **_tensor(_outputs(ended, headers), embeds)}]
     return views.response(orjson.dumps(answer), 200, headers, ended)
 
 
@@ -298,12 +299,12 @@ def _document(row: str, path: str) -> object:
         raise wrong(path, f"the model takes JSON documents, and this is none: {error}") from None
 
 
-def _outputs(ended: JobState) -> list[Any]:
+def _outputs(ended: JobState, headers: Mapping[str, str]) -> list[Any]:
     assert ended.result is not None
     rows: list[dict[str, Any]] = orjson.loads(ended.result)
     for index, row in enumerate(rows):
         if "error" in row:
-            raise intake.failed(row["error"]["type"], row["error"]["message"], f"inputs.0.data.{index}")
+            raise intake.failed(row["error"]["type"], row["error"]["message"], f"inputs.0.data.{index}", headers)
     return [row["output"] for row in rows]
 
 

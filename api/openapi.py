@@ -17,6 +17,8 @@ from api.schemas import ProblemBody
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 #: What any page behind the gate may answer.
 _COMMON = described(kinds.UNAUTHENTICATED, kinds.FORBIDDEN, kinds.MISDIRECTED, kinds.INTERNAL, kinds.BROKER_UNAVAILABLE)
+#: And any that changes something.
+_CHANGING = described(kinds.CROSS_ORIGIN)
 _REFERENCE = "#/components/schemas/{model}"
 _REQUEST_ID = {
     "name": "X-Request-ID",
@@ -73,8 +75,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         "key": {"type": "http", "scheme": "bearer", "description": "A key of `sheaf keys create`: `sheaf_…`."}
     }
     for path, operations in made["paths"].items():
-        for operation in operations.values():
-            _complete(operation, path)
+        for method, operation in operations.items():
+            _complete(operation, path, changes=method != "get")
             if "requestBody" in operation:
                 for content in operation["requestBody"]["content"].values():
                     _name_body(content, schemas)
@@ -89,7 +91,7 @@ def _name_body(content: dict[str, Any], schemas: dict[str, Any]) -> None:
     content["schema"] = {"$ref": _REFERENCE.format(model=schema["title"])}
 
 
-def _complete(operation: dict[str, Any], path: str) -> None:
+def _complete(operation: dict[str, Any], path: str, *, changes: bool) -> None:
     operation.setdefault("parameters", []).append(_REQUEST_ID)
     responses = operation["responses"]
     # Ours is a problem, and described by the routes that take parameters.
@@ -98,8 +100,9 @@ def _complete(operation: dict[str, Any], path: str) -> None:
     if path not in OPEN_PATHS:
         # `{}`: without any keys no key is needed.
         operation["security"] = [{"key": []}, {}]
-        for status, response in _as_text(_COMMON).items():
-            responses[status] = _merged(responses[status], response) if status in responses else response
+        for common in (_COMMON, _CHANGING) if changes else (_COMMON,):
+            for status, response in _as_text(common).items():
+                responses[status] = _merged(responses[status], response) if status in responses else response
     for response in responses.values():
         response["headers"] = {**response.get("headers", {}), **_HEADERS}
 

@@ -5,6 +5,7 @@ The one place where an error becomes an answer. Handlers raise `Problem` or let 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.kinds import BROKER_PROBLEMS, INVALID_REQUEST, Kind
+from api.kinds import BROKER_PROBLEMS, BROKER_UNAVAILABLE, INTERNAL, INVALID_REQUEST, UNSUPPORTED_BROKER, Kind
 from broker import Rate, RateState
 from broker.errors import BrokerError, BrokerUnavailable, FileQuota, QueueFull, TooFast, TooManyOpen
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 #: Of a request with many errors so many are told, and of a name that the caller made up so many characters: an answer
@@ -28,16 +31,23 @@ MAX_LISTED = 32
 MAX_NAME = 128
 #: Those that carry `Retry-After`.
 _PASSING = (BrokerUnavailable, QueueFull, TooFast, TooManyOpen)
+#: What callers are told instead of the cause: its words name addresses, and what runs there.
+_UNTOLD: Mapping[Kind, str] = {
+    BROKER_UNAVAILABLE: "the broker does not answer as it should",
+    UNSUPPORTED_BROKER: "the broker's version is too old for this server",
+    INTERNAL: "the server's log says why, under the request_id",
+}
 
 
 @dataclass(slots=True, eq=False)
 class Problem(Exception):
-    """Answer with this instead. `extra` adds members, `headers` adds headers."""
+    """Answer with this instead. `extra` adds members, `headers` adds headers; `cause` is for the log alone."""
 
     kind: Kind
     detail: str
     extra: Mapping[str, object] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    cause: str | None = None
 
 
 def described(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
@@ -69,11 +79,13 @@ def of_broker(error: BrokerError) -> Problem:
     headers: dict[str, str] = {}
     if isinstance(error, _PASSING):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, TooFast | TooManyOpen) and error.rate is not None:
-        headers |= rate_headers(error.rate, error.state)
+    if error.standing is not None:
+        headers |= rate_headers(*error.standing)
     extra: dict[str, object] = {}
     if isinstance(error, FileQuota):
         extra = {"used_bytes": error.used_bytes, "quota_bytes": error.quota_bytes}
+    if kind in _UNTOLD:
+        return Problem(kind, _UNTOLD[kind], extra, headers, cause=str(error))
     return Problem(kind, str(error), extra, headers)
 
 
@@ -92,6 +104,11 @@ def shown(text: object) -> str:
 
 
 def response(problem: Problem, request_id: str) -> Response:
+    """The answer; the problem's cause, if it has one, is logged under the request's id."""
+    if problem.cause is not None:
+        level = logging.ERROR if problem.kind is INTERNAL else logging.WARNING
+        fields = {"request_id": request_id, "kind": problem.kind.slug, "cause": problem.cause}
+        log.log(level, "A request could not be served.", extra=fields)
     return Response(
         orjson.dumps(_body(problem, request_id)),
         status_code=problem.kind.status,

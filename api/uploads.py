@@ -71,9 +71,7 @@ async def take(request: Request, shared: ApiState, caller: Caller) -> FileRecord
         await discard(request, begun=upload.begun)
         # What is still to come of the body is not read, so the connection cannot be used again.
         problem = problems.of(error)
-        raise Problem(
-            problem.kind, problem.detail, problem.extra, {**problem.headers, "connection": "close"}
-        ) from error
+        raise replace(problem, headers={**problem.headers, "connection": "close"}) from error
 
 
 class _Upload:
@@ -158,7 +156,12 @@ class _Upload:
         try:
             await remove(self._shared, self._record.id)
         except (Problem, BrokerError) as error:
-            log.debug("An upload that broke off is removed later.", extra={"cause": str(error)})
+            log.debug("An upload that broke off is removed later.", extra={"cause": _cause(error)})
+
+
+def _cause(error: Problem | BrokerError) -> str:
+    problem = problems.of(error)
+    return problem.cause or problem.detail
 
 
 async def remove(shared: ApiState, file_id: str) -> None:
@@ -173,10 +176,12 @@ async def remove(shared: ApiState, file_id: str) -> None:
 def storage_problem(error: BulkError, file_id: str) -> Problem:
     """What a caller is told of a storage that fails; where it is, and as whom it is reached, is for the log alone."""
     assert isinstance(error, InputFailed | OutputFailed)
-    log.error("The storage of files fails.", extra={"file_id": file_id, "cause": error.reason})
+    cause = f"the storage of files fails with {file_id}: {error.reason}"
     if isinstance(error, OutputFailed) and error.is_full:
-        return Problem(kinds.STORAGE_FULL, "the storage of files is full; nothing was kept of this one")
-    return Problem(kinds.STORAGE_UNAVAILABLE, "the storage of files cannot be reached, or refuses", headers=_RETRY)
+        return Problem(kinds.STORAGE_FULL, "the storage of files is full; nothing was kept of this one", cause=cause)
+    return Problem(
+        kinds.STORAGE_UNAVAILABLE, "the storage of files cannot be reached, or refuses", headers=_RETRY, cause=cause
+    )
 
 
 _RETRY = {"retry-after": "5"}

@@ -210,11 +210,15 @@ class AsyncBroker:
     async def watch(self, job_id: str) -> None:
         """For `WATCHED_S` a waiter of this job is woken when it begins too. Those who watch on say so again."""
         now = time.time()
-        async with translated_async(self._client), self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self.keys.watched, {job_id: now + WATCHED_S})
-            pipe.zremrangebyscore(self.keys.watched, "-inf", now)
-            pipe.expire(self.keys.watched, WATCHED_S)
-            await pipe.execute()
+
+        async def say() -> None:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.zadd(self.keys.watched, {job_id: now + WATCHED_S})
+                pipe.zremrangebyscore(self.keys.watched, "-inf", now)
+                pipe.expire(self.keys.watched, WATCHED_S)
+                await pipe.execute()
+
+        await self._read(say)
 
     def listen(self) -> None:
         """Hear of ended jobs and of Celery's `revoke` from now on, not only from the first wait on."""

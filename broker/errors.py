@@ -28,6 +28,9 @@ from broker.jobs import Rate, RateState
 class BrokerError(Exception):
     """Base of everything this room raises on purpose."""
 
+    #: Of a refused submit: the rate of its caller's key, and where the caller stands; None without a rate.
+    standing: tuple[Rate, RateState] | None = None
+
 
 class BrokerUnavailable(BrokerError):
     """The server cannot take or give jobs now; nothing is known to be lost."""
@@ -66,24 +69,20 @@ class IdTaken(BrokerError):
 
 
 class TooManyOpen(BrokerError):
-    """The job was not stored: the caller's key allows no more jobs that have not ended. `rate` is the key's, if any."""
+    """The job was not stored: the caller's key allows no more jobs that have not ended."""
 
-    def __init__(
-        self, count: int, limit: int, rate: Rate | None, state: RateState, *, retry_after_s: float = 5.0
-    ) -> None:
+    def __init__(self, count: int, limit: int, *, retry_after_s: float = 5.0) -> None:
         super().__init__(f"{count} jobs of this key have not ended, {limit} may be open: wait for some of them")
-        self.rate = rate
-        self.state = state
         self.retry_after_s = retry_after_s
 
 
 class TooFast(BrokerError):
     """The job was not stored: the caller's key allows fewer submits in that time."""
 
-    def __init__(self, rate: Rate, state: RateState, *, retry_after_s: float) -> None:
+    def __init__(self, rate: Rate, *, retry_after_s: float) -> None:
         super().__init__(f"this key may submit {rate.count} jobs in {rate.period_s:g} s: slow down")
-        self.rate = rate
-        self.state = state
+        # Told of the same moment as `Retry-After`, as the draft has it: the one at which another is taken.
+        self.standing = (rate, RateState(0, retry_after_s))
         self.retry_after_s = retry_after_s
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha1
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from broker.draining import DrainRates
-from broker.errors import IdempotencyConflict, IdTaken, QueueFull, TooFast, TooManyOpen
+from broker.errors import BrokerError, IdempotencyConflict, IdTaken, QueueFull, TooFast, TooManyOpen
 from broker.faults import translated_async, tried_twice
 from broker.jobs import NewJob, RateState, Submitted
 from broker.keys import PRIORITY_STEPS, Keys, QueueKeys
@@ -81,7 +82,7 @@ class Submitter:
             if future.done():
                 continue
             try:
-                future.set_result(self._submitted(job, answer))
+                future.set_result(self._answered(job, answer))
             except Exception as error:
                 future.set_exception(error)
 
@@ -126,26 +127,35 @@ class Submitter:
         interval_us = math.ceil(rate.period_s * 1e6 / rate.count)
         return open_jobs, quota.max_in_flight or 0, self._keys.rate(quota.key_id), interval_us, rate.count
 
+    def _answered(self, job: NewJob, answer: Any) -> Submitted:
+        """The script's answer, with where the caller stands. Raises what it refused with."""
+        rate = None if job.quota is None else job.quota.rate
+        if rate is None:
+            return self._submitted(job, answer)
+        answer, remaining, reset_us = answer
+        state = RateState(remaining, reset_us / 1e6)
+        try:
+            return replace(self._submitted(job, answer), rate=state)
+        except BrokerError as error:
+            error.standing = error.standing or (rate, state)
+            raise
+
     def _submitted(self, job: NewJob, answer: Any) -> Submitted:
-        """The script's answer. Raises what it refused with."""
         match answer:
             case 0:
                 return Submitted(job.id, job.created_at)
-            case [0, remaining, reset_us]:
-                return Submitted(job.id, job.created_at, rate=RateState(remaining, reset_us / 1e6))
             case bytes():
                 return _first(job, answer)
             case [1, depth]:
                 raise self._full(job.queue, depth)
-            case [2, count, remaining, reset_us]:
+            case [2, count]:
                 assert job.quota is not None
                 assert job.quota.max_in_flight is not None
-                raise TooManyOpen(count, job.quota.max_in_flight, job.quota.rate, RateState(remaining, reset_us / 1e6))
+                raise TooManyOpen(count, job.quota.max_in_flight)
             case [3, wait_us]:
                 assert job.quota is not None
                 assert job.quota.rate is not None
-                # Told of the same moment as `Retry-After`, as the draft has it: the one at which another is taken.
-                raise TooFast(job.quota.rate, RateState(0, wait_us / 1e6), retry_after_s=wait_us / 1e6)
+                raise TooFast(job.quota.rate, retry_after_s=wait_us / 1e6)
             case [4, record]:
                 return _same(job, record)
         raise AssertionError(f"the script answered {answer!r}")

@@ -9,14 +9,19 @@ import base64
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, LiteralString
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from configs import ModelSettings
 
 #: Most texts of one request.
 MAX_TEXTS = 2048
+
+_TOKENS: LiteralString = "lists of tokens are not taken, for only the model knows its tokens: send texts"
+_EMPTY: LiteralString = "there must be at least one text, and none may be empty"
+_NO_TEXT: LiteralString = "send a text, or a list of texts"
 
 
 class EmbeddingsRequest(BaseModel):
@@ -43,15 +48,24 @@ class EmbeddingsRequest(BaseModel):
     @field_validator("input", mode="before")
     @classmethod
     def _texts(cls, value: object) -> object:
-        rows = value if isinstance(value, list) else [value]
-        if any(isinstance(row, int | list) and not isinstance(row, bool) for row in rows):
-            raise ValueError("lists of tokens are not taken, for only the model knows its tokens: send texts")
-        if not rows or any(row == "" for row in rows):
-            raise ValueError("there must be at least one text, and none may be empty")
-        if len(rows) > MAX_TEXTS:
-            raise ValueError(f"there may be {MAX_TEXTS} texts in a request, not {len(rows)}")
-        if not all(isinstance(row, str) for row in rows):
-            raise ValueError("send a text, or a list of texts")
+        if not isinstance(value, list):
+            if fault := _fault(value):
+                raise ValueError(fault)
+            return value
+        if value and all(_is_token(row) for row in value):
+            raise ValueError(_TOKENS)
+        if not value:
+            raise ValueError(_EMPTY)
+        if len(value) > MAX_TEXTS:
+            raise ValueError(f"there may be {MAX_TEXTS} texts in a request, not {len(value)}")
+        faults = [(index, row, fault) for index, row in enumerate(value) if (fault := _fault(row))]
+        if faults:
+            # Each under its own path.
+            errors = [
+                InitErrorDetails(type=PydanticCustomError("text", fault), loc=(index,), input=row)
+                for index, row, fault in faults
+            ]
+            raise ValidationError.from_exception_data("input", errors)
         return value
 
     @property
@@ -92,6 +106,19 @@ class EmbeddingsRequest(BaseModel):
         if self.encoding_format == "float":
             return vector
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _fault(row: object) -> LiteralString | None:
+    """Why this is no text that can be embedded; None for one that may be."""
+    if _is_token(row):
+        return _TOKENS
+    if row == "":
+        return _EMPTY
+    return None if isinstance(row, str) else _NO_TEXT
+
+
+def _is_token(row: object) -> bool:
+    return isinstance(row, int | list) and not isinstance(row, bool)
 
 
 class EmbeddingView(BaseModel):

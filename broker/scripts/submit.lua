@@ -25,12 +25,12 @@
 --             unix ms at which it ends if it has not begun, or ''
 -- returns     per job:
 --             0 accepted (now, or before under the same id)
---             {0, submits left, microseconds until none is counted} accepted, with a rate
 --             text: what the first job with this idempotency key stored there
 --             {1, depth} queue full |
---             {2, open jobs, submits left, microseconds until none is counted} too many of them |
+--             {2, open jobs} too many of them |
 --             {3, microseconds to wait} too fast |
 --             {4, record or ''} the caller's id is taken by the job of this record, or by another application's task
+--             With a rate: {the above, submits left, microseconds until none is counted}
 
 local limit, fair_from, most_listed = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local record_prefix, result_prefix = ARGV[6], ARGV[7]
@@ -121,15 +121,13 @@ local function submit(i)
   end
   if limit > 0 and depth >= limit then return {1, depth} end
   local count = open ~= '' and too_many_open(open, most_open)
-  local ahead = rate ~= '' and ahead_of_now(rate) or 0
-  if count then return {2, count, math.floor(burst - ahead / math.max(interval, 1)), ahead} end
-  local answer = 0
+  if count then return {2, count} end
   if rate ~= '' then
+    local ahead = ahead_of_now(rate)
     local wait = ahead + interval - burst * interval
     if wait > 0 then return {3, wait} end
     ahead = ahead + interval
     redis.call('SET', rate, string.format('%.0f', now + ahead), 'PX', math.ceil(ahead / 1000))
-    answer = {0, math.floor(-wait / interval), ahead}
   end
   -- The record comes first: running out of memory here leaves a record without a job, never a job without a record.
   local ticket = tonumber(served[level] or 0) + waiting[level] + owned[level] + 1
@@ -148,11 +146,19 @@ local function submit(i)
   redis.call('ZADD', ARGV[i + 9], created, id)
   listings[ARGV[i + 9]] = true
   depth = depth + 1
-  return answer
+  return 0
+end
+
+-- The answer for a job, and where its caller stands after it.
+local function answer_of(i)
+  local answer, rate = submit(i), ARGV[i + 12]
+  if rate == '' then return answer end
+  local ahead = ahead_of_now(rate)
+  return {answer, math.max(0, math.floor(tonumber(ARGV[i + 14]) - ahead / tonumber(ARGV[i + 13]))), ahead}
 end
 
 local answers = {}
-for i = 8, #ARGV, FIELDS do answers[#answers + 1] = submit(i) end
+for i = 8, #ARGV, FIELDS do answers[#answers + 1] = answer_of(i) end
 for listing in pairs(listings) do
   redis.call('ZREMRANGEBYRANK', listing, 0, -1 - most_listed)
   redis.call('EXPIRE', listing, ARGV[2])

@@ -47,17 +47,25 @@ def ask(port: int, *parts: bytes) -> Answer:
 
 def answer_of(connection: socket.socket) -> Answer:
     """The last answer on a connection that the server closes."""
+    return (answers_of(connection) or [Answer(0, {}, b"")])[-1]
+
+
+def answers_of(connection: socket.socket) -> list[Answer]:
+    """All answers on a connection that the server closes."""
     received = bytearray()
     try:
         while part := connection.recv(65_536):
             received += part
     except ConnectionResetError:
         pass
-    *_, last = re.split(rb"(?=HTTP/1\.1 \d{3} )", received)
-    head, _, body = bytes(last).partition(b"\r\n\r\n")
+    return [_answer(part) for part in re.split(rb"(?=HTTP/1\.1 \d{3} )", bytes(received)) if part]
+
+
+def _answer(received: bytes) -> Answer:
+    head, _, body = received.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
-    return Answer(int(lines[0].split()[1]) if head else 0, headers, body)
+    return Answer(int(lines[0].split()[1]), headers, body)
 
 
 def request(method: str, target: str | bytes, *headers: str, body: bytes | None = None) -> bytes:

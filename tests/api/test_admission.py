@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator
 
 import httpx
@@ -59,6 +60,30 @@ def test_a_rate_lets_so_many_through_and_then_says_when(gate: Front) -> None:
     with gate.client(gate.key("r")) as other:
         assert submit(other).status_code == 202
         assert "ratelimit" not in submit(other).headers
+
+
+def test_a_rate_is_told_of_with_whatever_the_broker_decides(gate: Front) -> None:
+    job_id = str(uuid.uuid4())
+    with gate.client(gate.key("told", rate=Rate(10, 3600))) as client:
+
+        def once(**fields: object) -> httpx.Response:
+            return client.post("/v1/jobs", json=JOB | fields, headers={"Idempotency-Key": "told"})
+
+        def chosen(**fields: object) -> httpx.Response:
+            return client.put(f"/v1/jobs/{job_id}", json=JOB | fields)
+
+        answers = [once(), once(), once(input=2), chosen(), chosen(), chosen(input=2)]
+        answers.append(client.post("/v1/embeddings", json={"model": "minilm", "input": "a"}))
+        with gate.client(gate.key("fills")) as other:
+            for _ in range(LIMIT):
+                submit(other)
+        answers.append(submit(client))
+    assert [answer.status_code for answer in answers[:7]] == [202, 202, 422, 202, 202, 409, 504]
+    assert answers[-1].json()["type"] == "urn:sheaf:error:queue-full"
+    left = [answer.headers["ratelimit"].split(";")[1] for answer in answers]
+    assert left[:7] == ["r=9", "r=9", "r=9", "r=8", "r=8", "r=8", "r=7"]
+    assert left[-1] == left[-2]
+    assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"submits";q=10;w=3600'}
 
 
 def test_a_rate_comes_back_with_time(gate: Front) -> None:
@@ -195,10 +220,15 @@ def test_only_fields_that_the_request_may_have_are_suggested(
 
 @pytest.mark.parametrize("field", ["input", "inputs", "metadata"])
 def test_a_field_that_is_nested_too_deeply_is_named(gate: Front, field: str) -> None:
-    nested = json.loads("[" * 255 + "]" * 255)
-    given = {"metadata": {"input": 1, "metadata": {"deep": nested}}}.get(field, {field: nested})
+    deepest = json.loads("[" * 250 + "]" * 250)
+
+    def job(row: list[object]) -> dict[str, object]:
+        given = {"input": row, "inputs": [1, row], "metadata": {"deep": row[0]}}
+        return {"model": "echo", field: given[field]} | ({"input": 1} if field == "metadata" else {})
+
     with gate.client(gate.key("wrong")) as client:
-        answer = client.post("/v1/jobs", json={"model": "echo"} | given)
+        assert client.post("/v1/jobs", json=job(deepest)).status_code == 202
+        answer = client.post("/v1/jobs", json=job([deepest]))
     assert answer.status_code == 422
     assert answer.json()["errors"] == [{"field": field, "message": "it is nested too deeply: 250 levels at most"}]
 

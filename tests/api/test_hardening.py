@@ -23,7 +23,7 @@ from broker.embedded import EmbeddedServer
 from telemetry.logs import LineWriter
 from telemetry.metrics import ApiMetrics
 from tests.api.front import front
-from tests.api.raw import HOST, Answer, answer_of, ask, connect, post, request
+from tests.api.raw import HOST, Answer, answer_of, answers_of, ask, connect, post, request
 from tests.conftest import free_port, wait_until
 from tests.services import Service, answers, metric
 
@@ -341,9 +341,63 @@ def test_a_caller_that_says_nothing_is_closed_without_a_word(target: Target) -> 
         assert connection.recv(1) == b""
 
 
-def test_a_flood_of_requests_on_one_connection_is_closed(target: Target) -> None:
+def test_a_flood_of_requests_whose_answers_nobody_reads_is_given_up(target: Target) -> None:
     with target.standing():
         assert target.ask(KEPT * 50_000).status in (0, 200)
+
+
+@pytest.mark.parametrize("padding", [0, 3_000])
+def test_all_that_comes_at_once_on_a_connection_is_answered_in_turn(target: Target, padding: int) -> None:
+    bodies = [b'{"model": "echo", "input": %d}' % number + b" " * padding for number in range(50)]
+    sent = [post(body, f"x-request-id: {number}") for number, body in enumerate(bodies)]
+    told = together(target, *(_kept(one) for one in sent[:-1]), sent[-1])
+    assert [answer.status for answer in told] == [202] * 50
+    assert [answer.headers["x-request-id"] for answer in told] == [str(number) for number in range(50)]
+
+
+def test_nor_is_a_request_lost_that_comes_in_pieces_of_a_chunk_among_others(target: Target) -> None:
+    chunked = _kept(CHUNKED) + b"".join(b"1\r\n%c\r\n" % byte for byte in JOB) + b"0\r\n\r\n"
+    told = together(target, *[chunked] * 50, GET)
+    assert [answer.status for answer in told] == [202] * 50 + [200]
+
+
+def test_who_reads_the_answers_may_send_thousands_of_requests_at_once(target: Target) -> None:
+    with target.standing():
+        told = together(target, KEPT * 10_000, GET)
+    assert [answer.status for answer in told] == [200] * 10_001
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (b"BREW /pot HTTP/1.1\r\n\r\n", 400),
+        (request("GET", "/v1/jobs/" + "x" * 9_000), 414),
+        (request("GET", "/livez", *(f"x-{n}: 1" for n in range(101))), 431),
+        (request("POST", "/v1/jobs", "content-type: application/json", "transfer-encoding: chunked") + b"xyz\r\n", 400),
+        (HALF, 408),
+        (b"GET /li", 408),
+    ],
+)
+def test_requests_before_one_that_cannot_be_read_are_answered_first(target: Target, fault: bytes, status: int) -> None:
+    job = _kept(post(JOB, "prefer: wait=2"))
+    told = together(target, job, *[KEPT] * 3, fault)
+    assert [answer.status for answer in told] == [202, 200, 200, 200, status]
+    assert told[-1].problem()["detail"]
+
+
+def together(target: Target, *sent: bytes) -> list[Answer]:
+    """Send all of it at once, and read all answers meanwhile."""
+    with connect(target.port) as connection:
+        sender = threading.Thread(target=connection.sendall, args=(b"".join(sent),))
+        sender.start()
+        told = answers_of(connection)
+        sender.join()
+    return told
+
+
+def _kept(sent: bytes) -> bytes:
+    """This request, without a word that the connection is to be closed."""
+    return sent.replace(b"connection: close\r\n", b"")
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,20 @@ def test_a_jobs_inference_time_is_that_of_its_batches_not_of_its_rows(client: ht
     assert job["timings"]["inference_ms"] < 1000
 
 
-@pytest.mark.parametrize(("depth", "status"), [(200, 202), (255, 422), (1000, 422), (1500, 400)])
+@pytest.mark.parametrize(("depth", "status"), [(250, 202), (251, 422), (1000, 422), (1500, 400)])
 def test_json_that_is_nested_too_deeply_is_refused(client: httpx.Client, depth: int, status: int) -> None:
     body = '{"model": "echo", "input": ' + "[" * depth + "]" * depth + "}"
     answer = client.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
+
+
+def test_what_is_nested_as_deeply_as_may_be_comes_back_as_it_is(client: httpx.Client) -> None:
+    deepest = json.loads("[" * 250 + "]" * 250)
+    metadata = {"deep": deepest[0]}
+    one = submit(client, {"model": "echo", "input": deepest, "metadata": metadata}, Prefer="wait=5").json()
+    many = submit(client, {"model": "echo", "inputs": [deepest], "metadata": metadata}, Prefer="wait=5").json()
+    assert one["output"] == many["outputs"][0]["output"] == deepest
+    assert one["metadata"] == many["metadata"] == metadata
 
 
 def test_a_burst_of_waiting_callers_is_served(api: RunningApi) -> None:

@@ -111,6 +111,27 @@ def test_what_cannot_be_served_is_told_clearly(client: openai.OpenAI, fields: di
         client.embeddings.create(**({"model": "minilm", "input": "a"} | fields))
 
 
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        (["a", ""], ["input.1"]),
+        (["", "b", None, 5, [1], True], ["input.0", "input.2", "input.3", "input.4", "input.5"]),
+        ([1, 2], ["input"]),
+        ("", ["input"]),
+        (5, ["input"]),
+        ([], ["input"]),
+    ],
+)
+def test_a_text_that_cannot_be_one_is_named_by_its_path(
+    client: openai.OpenAI, given: object, fields: list[str]
+) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.embeddings.create(model="minilm", input=given)
+    told = refused.value.response.json()
+    assert [error["field"] for error in told["errors"]] == fields
+    assert told["error"]["param"] == fields[0]
+
+
 def test_a_text_that_the_model_refuses_fails_the_request_and_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.UnprocessableEntityError, match=r"input\.1: the text has \d+ tokens"):
         client.embeddings.create(model="strict", input=["short", "a text of many more than eight tokens, all in all"])

@@ -191,8 +191,9 @@ def loading(stack: Stack) -> Iterator[None]:
     )
     starting = threading.Thread(target=stack.server.start)
     starting.start()
+    logged = len(stack.api.log())
     wait_until(
-        lambda: "oading" in stack.client.get("/readyz").json().get("detail", ""), description="it is said to load"
+        lambda: not ready(stack) and "oading" in stack.api.log()[logged:], description="it is said to load, in the log"
     )
     yield
     starting.join()
