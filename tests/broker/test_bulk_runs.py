@@ -115,7 +115,7 @@ async def test_the_list_forgets_what_is_no_longer_kept(runs: BulkRuns, client: r
 
 
 async def test_a_record_that_another_version_wrote_is_left_out(runs: BulkRuns, client: redis.Redis) -> None:
-    other = RUN.encode().replace(b'"kind":"file"', b'"kind":"stream"')
+    other = RUN.encode().replace(b'"state":"running"', b'"state":"dreaming"')
     await runs.report(RUN)
     client.hset(KEY, "record", other)
     assert await runs.listed(9) == []
