@@ -31,7 +31,8 @@ def make_app(settings: Settings, tasks: Sequence[str] = tuple(SERVED)) -> Celery
     app = Celery("sheaf", set_as_current=False)
     app.conf.update(_celery_settings(settings.broker, settings.api.result_ttl_s))
     for name in tasks:
-        app.task(name=name)(_served_elsewhere(name, SERVED[name]))
+        # Other applications of the process have tasks of their own.
+        app.task(name=name, shared=False)(_served_elsewhere(name, SERVED[name]))
     return app
 
 

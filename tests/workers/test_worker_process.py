@@ -11,8 +11,10 @@ import redis
 from celery import Celery
 
 from broker.embedded import EmbeddedServer
+from configs import load_settings
 from tests.conftest import wait_until
 from tests.workers.conftest import RunningWorker, StartWorker, celery_app, held, of_task, wait_until_controllable
+from workers.app import make_app
 
 ECHO = "infer.echo"
 
@@ -35,6 +37,15 @@ def test_registered_tasks_name_ours(worker: RunningWorker, celery_client: Celery
     answered = celery_client.control.inspect(timeout=2).registered() or {}
     [tasks] = answered.values()
     assert "sheaf.infer" in tasks
+
+
+def test_applications_of_one_process_have_their_own_tasks() -> None:
+    apps = [make_app(load_settings(None, {}).settings) for _ in range(2)]
+    others = Celery(set_as_current=False)
+    for app in (*apps, others):
+        app.finalize()
+    assert apps[0].tasks["sheaf.infer"] is not apps[1].tasks["sheaf.infer"]
+    assert "sheaf.infer" not in others.tasks
 
 
 def test_each_job_is_seen_as_a_task_in_events(
