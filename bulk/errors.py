@@ -78,7 +78,12 @@ class ColumnTaken(BulkError):
     """The input's header, or its schema, has the column that the results should get."""
 
     def __init__(self, place: str, name: str) -> None:
-        super().__init__(f"{place} has a column {name!r} already: give the results another name with --result-column")
+        super().__init__(f"{place} {self.told(name)}")
+
+    @staticmethod
+    def told(name: str) -> str:
+        """What is wrong with it, be it a file or a row, and what to do."""
+        return f"has a column {name!r} already: give the results another name with --result-column"
 
 
 class OutputFailed(BulkError):

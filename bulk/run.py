@@ -229,8 +229,7 @@ class _Files:
             return Item(row.number, failure=JobFailure(row.reason.value, row.message))
         column, result = self._task.column, self._task.result
         if result in row.columns:
-            message = f"the row has a column {result!r} already: give the results another name with --result-column"
-            return Item(row.number, failure=JobFailure("column_taken", message))
+            return Item(row.number, failure=JobFailure("column_taken", f"the row {ColumnTaken.told(result)}"))
         if column is None:
             return Item(row.number, json_text(row.columns))
         if column not in row.columns:

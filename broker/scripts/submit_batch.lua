@@ -1,6 +1,6 @@
 -- submit_batch: make a batch known and queue its message, both or neither.
 --
--- KEYS 1      batch                                        (hash: record, fingerprint, cancelling_at)
+-- KEYS 1      batch                                        (hash: record, fingerprint, cancelling_at, paused)
 -- KEYS 2      its owner's batches                          (sorted set: id -> unix ms of its making)
 -- KEYS 3      its owner's batches that have not ended      (set of ids)
 -- KEYS 4      everybody's batches                          (sorted set: id -> unix ms of its making)
