@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Self
 
 from broker import BatchRecord, BulkRun, RunState
+from cli.moments import moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class View:
             ratio=run.ratio,
             error=run.error,
             cure=_cure(run),
-            more={"host": run.host, "pid": run.pid, "updated_at": _moment(run.updated_at)},
+            more={"host": run.host, "pid": run.pid, "updated_at": moment(run.updated_at)},
         )
 
     @classmethod
@@ -87,7 +87,7 @@ class View:
                 "endpoint": batch.endpoint,
                 "total": batch.total,
                 "error_file_id": batch.error_file_id,
-                "expires_at": _moment(batch.expires_at),
+                "expires_at": moment(batch.expires_at),
             },
         )
 
@@ -100,7 +100,7 @@ class View:
             "owner": self.owner,
             "input": self.input,
             "output": self.output,
-            "created_at": _moment(self.created_at),
+            "created_at": moment(self.created_at),
             "succeeded": self.succeeded,
             "failed": self.failed,
             "rows": self.succeeded + self.failed,
@@ -123,7 +123,3 @@ def _rate(batch: BatchRecord, done: int) -> float:
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     until = next((end for end in ends if end is not None), time.time())
     return done / max(until - batch.in_progress_at, 0.001)
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

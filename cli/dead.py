@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from broker.dead import DeadLetter, DeadLetters
 from broker.message import CALLBACKS
 from cli.lines import one_line
 from cli.loading import loaded_settings
+from cli.moments import moment
 from cli.problems import CommandError
 from configs import Settings
 
@@ -127,9 +127,5 @@ def _view(letter: DeadLetter) -> dict[str, object]:
         "reason": letter.reason,
         "priority": letter.priority,
         "attempts": letter.attempts,
-        "buried_at": _moment(letter),
+        "buried_at": moment(letter.buried_at),
     }
-
-
-def _moment(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

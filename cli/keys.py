@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from broker import EVENTS, AccessKey, KeyRegistry, Rate, Scope, Webhook
 from broker.access import issue
 from cli.loading import loaded_settings
+from cli.moments import moment
 from cli.problems import CommandError
 from configs import Settings
 from webhooks import Refused
@@ -170,8 +170,8 @@ def _view(key: AccessKey) -> dict[str, object]:
         "max_in_flight": key.max_in_flight,
         "webhook": None if key.webhook is None else key.webhook.url,
         "webhook_events": None if key.webhook is None else [event.value for event in key.webhook.events],
-        "created_at": _moment(key.created_at),
-        "expires_at": None if key.expires_at is None else _moment(key.expires_at),
+        "created_at": moment(key.created_at),
+        "expires_at": None if key.expires_at is None else moment(key.expires_at),
     }
 
 
@@ -181,7 +181,3 @@ def _period(rate: Rate) -> str:
 
 def _shown(value: object) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from broker.deliveries import MAX_LISTED, Attempt, Deliveries, Delivery, Deliver
 from cli.keys import open_registry
 from cli.lines import one_line
 from cli.loading import loaded_settings
+from cli.moments import moment
 from cli.problems import CommandError
 from configs import Settings
 from webhooks import new_secret
@@ -79,7 +79,7 @@ def show(delivery_id: Id, as_json: Json = False) -> None:
             typer.echo(f"{name}: {'-' if value is None else one_line(value)}")
     for attempt in delivery.attempts:
         how = one_line(_error(attempt) or attempt.status)
-        typer.echo(f"attempt: {_moment(attempt.at)}  {attempt.duration_ms:g} ms  {how}")
+        typer.echo(f"attempt: {moment(attempt.at)}  {attempt.duration_ms:g} ms  {how}")
     typer.echo(f"payload: {one_line(delivery.payload)}")
 
 
@@ -114,7 +114,7 @@ def secret(owner: Owner = "", rotate: Rotate = False, as_json: Json = False) -> 
     previous = in_use[1] if len(in_use) > 1 else None
     until = None
     if previous is not None and secrets.rotated_at is not None:
-        until = _moment(secrets.rotated_at + settings.webhooks.previous_secret_s)
+        until = moment(secrets.rotated_at + settings.webhooks.previous_secret_s)
     if as_json:
         view = {"owner": owner, "current": secrets.current, "previous": previous, "previous_signs_until": until}
         typer.echo(json.dumps(view, indent=2))
@@ -151,8 +151,8 @@ def _view(delivery: Delivery) -> dict[str, object]:
         "owner": told.owner,
         "request_id": told.request_id,
         "state": delivery.state.value,
-        "created_at": _moment(told.at),
-        "next_attempt_at": None if due is None else _moment(due),
+        "created_at": moment(told.at),
+        "next_attempt_at": None if due is None else moment(due),
         "put_off": None if delivery.put_off is None else delivery.put_off.reason,
         "attempts": [_attempt(attempt) for attempt in delivery.attempts],
     }
@@ -160,7 +160,7 @@ def _view(delivery: Delivery) -> dict[str, object]:
 
 def _attempt(attempt: Attempt) -> dict[str, object]:
     return {
-        "at": _moment(attempt.at),
+        "at": moment(attempt.at),
         "duration_ms": attempt.duration_ms,
         "status": attempt.status,
         "error": attempt.error,
@@ -171,7 +171,3 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
 def _error(attempt: Attempt) -> str | None:
     """With what others say of it."""
     return attempt.error if attempt.detail is None else f"{attempt.error}: {attempt.detail}"
-
-
-def _moment(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
